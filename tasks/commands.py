@@ -64,7 +64,6 @@ class BenchOptions:
     workers: int | None = number(int, "run on this many of the fleet's workers", ge=1, unset="fleet.size")
     dry_run: bool = switch(DRY_RUN)
     plain: bool = switch(PLAIN)
-    yes: bool = switch(f"with fleet.after_success: teardown: {YES}")
 
 
 SUITE = {

@@ -1,34 +1,28 @@
 """`inv bench` and `inv cancel`: run a suite of trials over the fleet, resume a run, or cancel it.
 
 Settings and flags become a request; the workers inspect model and data. Both give the plan, which `--dry-run` prints,
-and which is written and run without the settings (`tasks.fleet.runner`). With `fleet.after_success: teardown` a run of
-which every trial succeeded, and all files are here, verified and sealed, ends with what `inv teardown` does.
+and which is written and run without the settings (`tasks.fleet.runner`).
 """
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 from invoke.context import Context
 from rich.text import Text
 
 from bench.records import Trial
 from bench.records.paths import LEDGER_FILE
-from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
-from remote.hosts.host_protocol import Host
 from reports import formatting
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import load_target, refuse_several
 from tasks.cli.lock import acquire_lock, acquire_lock_to_cancel
 from tasks.cli.terminal import console, plain_table
-from tasks.clients.target_cluster import confirm_production, resolve_target
 from tasks.clients.workers import fleet_hosts, inspect, run_hosts
 from tasks.commands import BenchOptions
-from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, TaskFailed, UsageError, escape_controls
+from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
 from tasks.fleet import plan, runner
-from tasks.fleet.collect import collect_run
 from tasks.fleet.notify import check_command, notify_end
 from tasks.fleet.plan import BenchRequest, FleetPlan, expected_total_sec, size_text, steps_text
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
@@ -41,63 +35,39 @@ def run_bench(context: Context, options: BenchOptions) -> CommandResult | None:
     settings = load(context)
     _check_flags(options, has_suite=("bench", "suite") in getattr(context.config, "typed_settings", ()))
     check_command(settings)
-    tears_down = settings.fleet.after_success == "teardown"
-    if tears_down:
-        _check_teardown(settings, options)
-    begin = _resume if options.resume else _start
-    try:
-        answer = begin(settings, options)
-    except TaskFailed as error:
-        if tears_down and not options.dry_run:
-            print(f"fleet.after_success: nothing is torn down: {error.problem}", flush=True)
-        raise
-    if tears_down and not options.dry_run:
-        print("fleet.after_success: everything succeeded and is here: the fleet is torn down", flush=True)
-        delete_fleet = load_target("tasks.cluster.deploy:delete_fleet")
-        delete_fleet(context, dry_run=False, yes=True, discard_results=False)
-    return answer
-
-
-def _check_teardown(settings: Settings, options: BenchOptions) -> None:
-    """Print that a teardown will follow, and confirm it if the cluster looks like production.
-
-    Raises UsageError without a cluster, and ConfirmationRequired.
-    """
-    if not settings.connector.is_cluster:
-        raise UsageError(
-            "fleet.after_success: teardown: fleet.kind is local, which has nothing to tear down",
-            remedy="set it to keep",
-        )
-    if not options.dry_run:
-        confirm_production(settings, resolve_target(settings), yes=options.yes)
-    print("after success: everything is collected and verified, then the fleet is torn down (`inv teardown`)")
+    return _resume(settings, options) if options.resume else _start(settings, options)
 
 
 def _start(settings: Settings, options: BenchOptions) -> CommandResult | None:
-    count = _worker_count(settings, options.workers)
-    suite_name, trials = _choose_trials(settings, options)
-    hosts = fleet_hosts(settings)[:count]
-    inputs = inspect(settings, hosts, trials)
-    request = BenchRequest(
-        suite=suite_name,
-        trials=plan.with_derived(trials, inputs),
-        workers=[host.name for host in hosts],
-        spread=settings.bench.spread,
-        repeats=settings.bench.repeats or plan.default_repeats(trials, len(hosts)),
-        quality=options.quality or settings.bench.quality,
-    )
+    hosts = fleet_hosts(settings)[: _worker_count(settings, options.workers)]
+    request = _read_request(settings, options, [host.name for host in hosts])
+    inputs = inspect(settings, hosts, request.trials)
+    request = dataclasses.replace(request, trials=plan.with_derived(request.trials, inputs))
     run = plan.plan_run(settings, request, inputs)
     fleet_plan = plan.plan_fleet(settings, run, settings.results_folder / run.run_id, hosts)
     if request.quality:
         print(load_target("tasks.tuning.loss_pairs:describe_power")(settings, settings.model.path, settings.data.path))
     if options.dry_run:
-        return _show_plan(fleet_plan, request.repeats, settings.fleet.after_success)
+        return _show_plan(fleet_plan, request.repeats)
     with acquire_lock(settings.results_folder, f"bench (run {run.run_id})", follows=run.run_id):
         runner.refuse_busy_workers(settings, hosts)
         run = runner.write_plan(settings.results_folder, run)
         fleet_plan = dataclasses.replace(fleet_plan, run=run, folder=settings.results_folder / run.run_id)
-        _finish(settings, fleet_plan, options, compares=request.quality)
+        _run_and_compare(settings, fleet_plan, plain=options.plain, compares=request.quality)
     return None
+
+
+def _read_request(settings: Settings, options: BenchOptions, workers: Sequence[str]) -> BenchRequest:
+    """Read what settings and flags ask for. Raises UsageError."""
+    suite_name, trials = _choose_trials(settings, options)
+    return BenchRequest(
+        suite=suite_name,
+        trials=trials,
+        workers=workers,
+        spread=settings.bench.spread,
+        repeats=settings.bench.repeats or plan.default_repeats(trials, len(workers)),
+        quality=options.quality or settings.bench.quality,
+    )
 
 
 def _choose_trials(settings: Settings, options: BenchOptions) -> tuple[str, tuple[Trial, ...]]:
@@ -110,18 +80,19 @@ def _choose_trials(settings: Settings, options: BenchOptions) -> tuple[str, tupl
     return suite_name, plan.choose_trials(settings, suite_name, trial_ids)
 
 
-def _finish(settings: Settings, fleet_plan: FleetPlan, options: BenchOptions, *, compares: bool) -> None:
-    """Run the plan, compare held-out losses also if some of its trials failed, and collect it before a teardown."""
+def _run_and_compare(settings: Settings, fleet_plan: FleetPlan, *, plain: bool, compares: bool) -> None:
+    """Run the plan, then compare held-out losses also if some of its trials failed."""
     failure: SomeTrialsFailed | None = None
     try:
-        runner.act(fleet_plan, plain=options.plain, retries_failures=True)
+        runner.act(fleet_plan, plain=plain, retries_failures=True)
     except SomeTrialsFailed as error:
         failure = error
-    run, folder, hosts = fleet_plan.run, fleet_plan.folder, fleet_plan.hosts
+    run = fleet_plan.run
     if compares:
         command = f"`{resume_command(run)}`"
+        compare = load_target("tasks.tuning.loss_pairs:compare_run")
         try:
-            load_target("tasks.tuning.loss_pairs:compare_run")(settings, folder, hosts, plain=options.plain)
+            compare(settings, fleet_plan.folder, fleet_plan.hosts, plain=plain)
         except Interrupted as error:
             raise Interrupted(
                 f"run {run.run_id}: interrupted while losses were compared", remedy=f"resume it with {command}"
@@ -130,19 +101,6 @@ def _finish(settings: Settings, fleet_plan: FleetPlan, options: BenchOptions, *,
             raise RetryableError.from_error(error, remedy=f"resume it with {command}") from error
     if failure is not None:
         raise failure
-    if settings.fleet.after_success == "teardown":
-        _collect(settings, run, folder, hosts)
-
-
-def _collect(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host]) -> None:
-    """Collect a run that succeeded, with the runs of its comparison of losses.
-
-    Raises a task's error if something is not here: then nothing is torn down.
-    """
-    losses = load_target("tasks.tuning.loss_pairs:read_record")(folder)
-    run_ids = [] if losses is None else [run_id for check in losses.checks for run_id in check.run_ids]
-    for each_run, each_folder in ((run, folder), *(open_run(settings, run_id) for run_id in run_ids)):
-        collect_run(settings, each_run, each_folder, hosts)
 
 
 def _check_flags(options: BenchOptions, *, has_suite: bool) -> None:
@@ -218,7 +176,7 @@ def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> 
     return None
 
 
-def _show_plan(fleet_plan: FleetPlan, repeats: int, after_success: str) -> CommandResult:
+def _show_plan(fleet_plan: FleetPlan, repeats: int) -> CommandResult:
     """Print the plan and return it."""
     run, expected_by_trial = fleet_plan.run, fleet_plan.expected_sec
     spread_text = run.spread + (f", {repeats} repeats" if repeats > 1 else "")
@@ -257,7 +215,6 @@ def _show_plan(fleet_plan: FleetPlan, repeats: int, after_success: str) -> Comma
         for planned in run.planned
     ]
     facts = {"suite": run.suite, "profile": run.profile, "spread": run.spread, "workers": run.workers}
-    facts |= {"after_success": after_success}
     return CommandResult(data={**facts, "expected_sec": total, "trials": trials})
 
 
@@ -272,16 +229,11 @@ def _resume(settings: Settings, options: BenchOptions) -> CommandResult | None:
             unfinished = [trial_id for trial_id in trial_ids if ledger.needs_work(trial_id)]
         done = f"run {run.run_id}: {len(trial_ids) - len(unfinished)} of {len(trial_ids)} trials are done"
         lines = [done, f"would run: {', '.join(unfinished) or 'nothing'}"]
-        facts = {"planned": len(trial_ids), "unfinished": unfinished, "after_success": settings.fleet.after_success}
-        return plan_result(lines, run=run.run_id, **facts)
+        return plan_result(lines, run=run.run_id, planned=len(trial_ids), unfinished=unfinished)
     with acquire_lock(settings.results_folder, f"bench --resume (run {run.run_id})", follows=run.run_id):
         with runner.ledger_errors(run.run_id):
             running = Ledger(folder / LEDGER_FILE).running_workers()
         fleet_plan = plan.plan_fleet(settings, run, folder, fleet_hosts(settings, running))
-        _finish(
-            settings,
-            fleet_plan,
-            options,
-            compares=options.quality or run.settings.get("bench", {}).get("quality", False),
-        )
+        compares = options.quality or run.settings.get("bench", {}).get("quality", False)
+        _run_and_compare(settings, fleet_plan, plain=options.plain, compares=compares)
     return None

@@ -56,7 +56,9 @@ def act(plan: FleetPlan, *, plain: bool, retries_failures: bool = False, notifie
             if status is not None and (status.is_external or (retries_failures and status.is_failure)):
                 ledger.reopen(trial_id)
         if ledger.open_trials():
-            run_trials(plan, ledger, plain=plain, notifies=notifies)
+            clear_discarded(plan.folder)
+            with notify_end(plan.notify_command if notifies else (), run, plan.folder, ledger):
+                run_trials(plan, ledger, plain=plain)
             return
         print(f"run {run.run_id}: nothing to resume")
         report_outcome(run, ledger, interrupted=False)
@@ -121,12 +123,9 @@ def clear_discarded(folder: Path) -> None:
     (folder / DISCARDED_FILE).unlink(missing_ok=True)
 
 
-def run_trials(plan: FleetPlan, ledger: Ledger, *, plain: bool, notifies: bool) -> None:
-    """Run the ledger's open trials with a live view, then report the outcome."""
-    run = plan.run
-    with ledger_errors(run.run_id):
-        clear_discarded(plan.folder)
-    still_open = set(ledger.open_trials())
+def run_trials(plan: FleetPlan, ledger: Ledger, *, plain: bool) -> None:
+    """Run the ledger's open trials with a live view, then report the outcome. Raises LedgerError and LoginTimeout."""
+    run, still_open = plan.run, set(ledger.open_trials())
     view = FleetView(
         run_id=run.run_id,
         planned=[planned for planned in run.planned if planned.trial_id in still_open],
@@ -135,8 +134,7 @@ def run_trials(plan: FleetPlan, ledger: Ledger, *, plain: bool, notifies: bool) 
         plain=plain,
     )
     was_stopped = False
-    notification = notify_end(plan.notify_command if notifies else (), run, plan.folder, ledger)
-    with ledger_errors(run.run_id), as_ctrl_c(signal.SIGTERM), notification, view:
+    with as_ctrl_c(signal.SIGTERM), view:
         try:
             for fleet in make_fleets(plan, ledger, view.handle):
                 if was_stopped:

@@ -89,11 +89,6 @@ class FleetSection:
         86_400.0, "time to wait while your credentials are rejected; then exit 3", unit="seconds", ge=1, le=604_800
     )
     max_attempts: int = setting(2, "attempts of a trial that was lost or preempted", ge=1, le=10)
-    after_success: str = setting(
-        "keep",
-        "pods after a successful `inv bench`: keep, or teardown once everything is collected and verified",
-        choices=("keep", "teardown"),
-    )
     local: LocalSection = field(default_factory=LocalSection)
     pods: PodsSection = field(default_factory=PodsSection)
 

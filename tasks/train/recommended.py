@@ -1,6 +1,7 @@
 """The configuration that a benchmark recommends, or that a search found, as the trial of a training."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from bench.records import Trial
 from bench.records.trial import SCALES
@@ -10,25 +11,24 @@ from reports.read.run_folder import load
 from reports.summary.sentences import not_shown_texts, recommendation, spell_out
 from reports.summary.summarize import summarize
 from tasks.errors import UsageError, translate_errors
-from tasks.fleet.run_store import BEST_FILE, TUNE, find_run, is_training
+from tasks.fleet.run_store import BEST_FILE, TUNE, is_training
 from tasks.fleet.trial_spec import check_trial, read_trial, with_training_row
 from tasks.settings.layers import Settings
 
 
-def recommended_trial(settings: Settings, name: str) -> tuple[Trial, list[str]]:
+def recommended_trial(settings: Settings, folder: Path) -> tuple[Trial, list[str]]:
     """Return the trial of a recommended configuration, and lines about it: why, and what is taken over.
 
-    `name` is a benchmark's run, whose results are summarized again, or a search. Profile tiny measures a part of each
-    length, so that its rows are replaced by those of the settings. Raises UsageError.
+    `folder` is that of a benchmark, whose results are summarized again, or of a search. Profile tiny measures a part of
+    each length, so that its rows are replaced by those of the settings. Raises UsageError.
     """
-    measured, reasons = _find_trial(settings, name)
+    measured, reasons = _find_trial(settings, folder)
     trial = with_training_row(settings, measured)
-    lines = [*reasons, *describe_source(settings, trial, name)]
-    return check_trial(settings, trial, f"train: --from: {name}"), lines
+    lines = [*reasons, *describe_source(settings, trial, folder.name)]
+    return check_trial(settings, trial, f"train: --from: {folder.name}"), lines
 
 
-def _find_trial(settings: Settings, name: str) -> tuple[Trial, list[str]]:
-    folder = find_run(settings.results_folder, name)
+def _find_trial(settings: Settings, folder: Path) -> tuple[Trial, list[str]]:
     if (folder / BEST_FILE).is_file():
         return read_trial(settings, str(folder / BEST_FILE), "train: --from"), []
     source = f"train: --from: {folder.name}"

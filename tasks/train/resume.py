@@ -18,7 +18,7 @@ from tasks.cluster.commands import DeployOptions
 from tasks.errors import RetryableError, UsageError
 from tasks.fleet import runner
 from tasks.fleet.collect import collect_run
-from tasks.fleet.run_store import TRAIN, newest_run, open_run, point_latest_at
+from tasks.fleet.run_store import TRAIN, point_latest_at
 from tasks.fleet.training_job import open_job
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.layers import Settings
@@ -58,9 +58,8 @@ def refuse_changes(run: RunRecord, settings: Settings) -> None:
         )
 
 
-def resume(settings: Settings, name: str | None, options: DeployOptions) -> CommandResult | None:
-    """Resume the training of this name, or the newest. Returns its state for a dry run."""
-    run, folder = open_run(settings, name or newest_run(settings.results_folder, TRAIN))
+def resume(settings: Settings, run: RunRecord, folder: Path, options: DeployOptions) -> CommandResult | None:
+    """Resume the training in this folder. Returns its state for a dry run."""
     if run.suite != TRAIN or len(run.planned) != 1:
         raise UsageError(
             f"run {run.run_id} is not a training", remedy=f"resume it with `inv bench --resume={run.run_id}`"

@@ -28,7 +28,7 @@ from tasks.errors import UsageError, escape_controls, file_errors
 from tasks.fleet import runner, trial_spec
 from tasks.fleet.notify import check_command
 from tasks.fleet.plan import new_record
-from tasks.fleet.run_store import TRAIN
+from tasks.fleet.run_store import TRAIN, find_run, newest_run, open_run
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.layers import Settings, load
 from tasks.train import forecast, init_adapter, output, resume, shapes
@@ -127,7 +127,8 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
     if options.resume:
         if options.workers is not None:
             raise UsageError("train: --resume uses the plan of the run", remedy="leave out --workers")
-        return resume.resume(settings, options.resume if isinstance(options.resume, str) else None, deployment)
+        name = options.resume if isinstance(options.resume, str) else newest_run(settings.results_folder, TRAIN)
+        return resume.resume(settings, *open_run(settings, name), deployment)
     request = read_request(settings, options)
     facts = gather_facts(settings, request)
     plan = plan_training(request, facts)
@@ -147,14 +148,15 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
 def read_request(settings: Settings, options: TrainOptions) -> TrainRequest:
     """Read what settings and flags ask for. Raises UsageError and ConfirmationRequired."""
     file_trial = None
-    if options.trial_file is not None:
-        file_trial = trial_spec.read_trial(settings, options.trial_file)
-    elif options.from_run is not None:
+    if options.from_run is not None:
+        source = find_run(settings.results_folder, options.from_run)
         from tasks.train import recommended  # its libraries take 0.4 s
 
-        file_trial, lines = recommended.recommended_trial(settings, options.from_run)
+        file_trial, lines = recommended.recommended_trial(settings, source)
         print(*map(escape_controls, lines), sep="\n")
     count = trial_spec.worker_count(settings, options.workers)
+    if options.trial_file is not None:
+        file_trial = trial_spec.read_trial(settings, options.trial_file)
     trial = trial_spec.make_trial(settings, file_trial, workers=count, max_hours=settings.train.max_hours)
     is_over_pods = settings.connector.is_cluster
     hosts: Sequence[Host] = fleet_hosts(settings)[:count] if not is_over_pods else _answering_pod(settings)

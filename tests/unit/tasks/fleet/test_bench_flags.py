@@ -36,7 +36,7 @@ def test_a_line_break_in_a_trial_file_forges_no_line_of_the_plan(
     trial = make_trial(reason="odd\nforged: \x1b[2J")
     settings = load(context())
     fleet_plan = plan_fleet(settings, synthetic.record((trial,), workers=1), settings.results_folder, [])
-    bench._show_plan(fleet_plan, 1, "keep")
+    bench._show_plan(fleet_plan, 1)
     assert "odd\\nforged: \\x1b[2J" in capsys.readouterr().out
 
 

@@ -19,6 +19,7 @@ from tasks.cluster.commands import DeployOptions
 from tasks.commands import TrainOptions
 from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError
 from tasks.fleet import trial_spec
+from tasks.fleet.run_store import open_run
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.layers import Settings
 from tasks.train import follow, resume, train
@@ -47,7 +48,7 @@ def test_a_dry_resume_prints_the_state_of_the_training(
 ) -> None:
     configured = settings()
     write_training(configured, end, reason)
-    print_answer(resume.resume(configured, RUN, dataclasses.replace(OPTIONS, dry_run=True)))
+    print_answer(resume.resume(configured, *open_run(configured, RUN), dataclasses.replace(OPTIONS, dry_run=True)))
     assert capsys.readouterr().out.splitlines()[0] == f"run {RUN}: {state}"
 
 
@@ -71,7 +72,7 @@ def test_a_training_that_succeeded_is_collected_and_never_starts_again(
 ) -> None:
     configured = settings()
     write_training(configured, TrialStatus.SUCCEEDED, None)
-    resume.resume(configured, RUN, OPTIONS)
+    resume.resume(configured, *open_run(configured, RUN), OPTIONS)
     assert [name for name, _ in acts] == ["collect"]
 
 
@@ -82,7 +83,7 @@ def test_a_training_that_did_not_succeed_is_submitted_again_with_its_plan_and_fo
     configured = settings()
     folder = write_training(configured, status, "no rank has ended its step")
     before = RunRecord.read(folder / RUN_FILE).planned
-    resume.resume(configured, RUN, OPTIONS)
+    resume.resume(configured, *open_run(configured, RUN), OPTIONS)
     run, ledger = RunRecord.read(folder / RUN_FILE), Ledger(folder / LEDGER_FILE)
     assert acts == [("submit", run), ("follow", run)]
     assert (run.provenance["inputs"]["job"]["turn"], run.provenance["inputs"]["job"]["after"]) == (2, 1)
@@ -119,7 +120,7 @@ def test_a_training_that_runs_is_followed_and_the_end_in_its_folder_counts(
 
     monkeypatch.setattr(resume, "open_job", lambda *_: contextlib.nullcontext(SimpleNamespace(end=lambda: lost)))
     monkeypatch.setattr(resume, "collect_run", collect_run)
-    resume.resume(configured, RUN, OPTIONS)
+    resume.resume(configured, *open_run(configured, RUN), OPTIONS)
     assert [name for name, _ in acts] == expected
 
 
