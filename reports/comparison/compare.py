@@ -6,7 +6,7 @@ worker or process, never a step, so a single process on either side is "unknown"
 both runs, ratios are per worker, with each run's noise pooled over its configurations; else by Welch. `hypotheses`
 determines the words. A training has two rates: the elapsed one, and the steady one, which few slow steps do not hide.
 
-Not covered: memory, energy and parts of a step (the reports show them), losses, and causes.
+Not covered: memory and parts of a step (the reports show them), losses, and causes.
 """
 
 import json

@@ -140,9 +140,8 @@ def _sections(summary: Summary, pictures: Sequence[Picture], skipped: Sequence[C
     if row is not None and row.costs and row.costs[0].fine_tunings:
         sources = [price.description for price in summary.prices]
         sources += [] if summary.hosted is None else [summary.hosted.description]
-        energy = sentences.energy(summary)
-        quiet = Text(items=(*([energy] if energy else []), *sources), is_quiet=True)
-        yield Section(title="Cost of a fine-tuning on 10,000 samples", parts=(_costs(row), quiet))
+        parts = (_costs(row), Text(items=tuple(sources), is_quiet=True))
+        yield Section(title="Cost of a fine-tuning on 10,000 samples", parts=parts)
     if pictures:
         ordered = sorted(pictures, key=lambda picture: picture.is_folded)
         yield Section(title="Figures", parts=tuple(ordered))
@@ -150,9 +149,6 @@ def _sections(summary: Summary, pictures: Sequence[Picture], skipped: Sequence[C
     for section, made in summary.measurements.items():
         yield Section(title=f"{tables.section_title(section)} measurements", parts=made, is_folded=True)
     yield Section(title="Method", parts=(Text(items=tuple(sentences.method(summary))),), is_folded=True)
-    if (billed := sentences.billed(summary)) is not None:
-        used = (paragraph(billed[0]), Pairs(items=tuple(billed[1])))
-        yield Section(title="Use of the workers' time", parts=used, is_folded=True)
     yield Section(title="Fingerprint", parts=tuple(_fingerprint(summary)), is_folded=True)
     if skipped:
         missing = [
@@ -168,7 +164,6 @@ def _configurations(summary: Summary) -> Table:
     if len(rows) > MAX_ROWS:
         fastest = sorted(rows, key=lambda row: (not row.is_baseline, -row.useful_rate))[:MAX_ROWS]
         rows = tuple(row for row in rows if row in fastest)
-    has_energy = any(row.energy is not None for row in rows)
     caption = (
         "Values with 95 % intervals; rates are per worker, over the time of all steps. Step times are of median steps. "
         f"Ratios are of rates, against {summary.baseline}. {sentences.interval_mark_note(summary)}"
@@ -188,14 +183,12 @@ def _configurations(summary: Summary) -> Table:
         Column(title="Peak memory", unit="GB"),
         Column(title="Loss", unit="first to last", is_wide_only=True),
         *([Column(title="US$", unit="per 1,000 samples")] if summary.price is not None else []),
-        *([Column(title="GPU energy", unit="J per 1,000 useful tokens", is_wide_only=True)] if has_energy else []),
     ]
-    optional = (summary.price is not None, has_energy)
     return Table(
         columns=tuple(columns),
         rows=tuple(
             Row(
-                cells=tuple(_configuration(row, *optional)),
+                cells=tuple(_configuration(row, summary.price is not None)),
                 is_marked=row.is_baseline,
                 tag="recommended" if row.label == summary.recommended_label else "",
             )
@@ -207,7 +200,7 @@ def _configurations(summary: Summary) -> Table:
     )
 
 
-def _configuration(row: ConfigurationRow, priced: bool, has_energy: bool) -> Iterator[Cell | None]:
+def _configuration(row: ConfigurationRow, priced: bool) -> Iterator[Cell | None]:
     trial, measured = row.trial, row.measured
     accumulation = f" x {trial.gradient_accumulation_steps}" if trial.gradient_accumulation_steps > 1 else ""
     shape = f"{trial.max_seq_len} tokens, batch {trial.micro_batch_size}{accumulation}; {trial.reason}"
@@ -215,7 +208,7 @@ def _configuration(row: ConfigurationRow, priced: bool, has_energy: bool) -> Ite
         ends = f"no trial succeeded: {sentences.ends_text([row])}"
         yield Cell(value=row.label, details=(shape, ends))
         yield Cell(value="0")
-        yield from [None] * (9 + priced + has_energy)
+        yield from [None] * (9 + priced)
         return
     trials = () if row.succeeded == row.planned else (f"{row.succeeded} of {row.planned} trials",)
     yield Cell(value=row.label, details=(shape, *trials))
@@ -234,8 +227,6 @@ def _configuration(row: ConfigurationRow, priced: bool, has_energy: bool) -> Ite
     yield Cell(value=losses[0], details=(f"to {losses[1]}",), sort_key=row.last_loss)
     if priced:
         yield estimate_cell(None if row.cost is None else row.cost.usd_per_1000_samples)
-    if has_energy:
-        yield estimate_cell(None if row.energy is None else row.energy.joules_per_1000_useful_tokens)
 
 
 def _ratio(row: ConfigurationRow, ratio: Ratio | None) -> Cell | None:

@@ -2,11 +2,12 @@
 
 Every CSV file begins with `run_id`, so that files of several runs can be concatenated; the other columns and their
 units are those of `reports.read.loaded_run` and `reports.read.measurements`. `trials.csv` has every setting of its
-trial, `costs.csv` a line for each fact about a price.
+trial. `summary.csv` and `costs.csv` are parts of summary.json, flattened.
 """
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -18,8 +19,7 @@ from bench.records.version import SCHEMA_VERSION, VERSION
 from reports import formatting
 from reports.read import measurements
 from reports.read.loaded_run import Run
-from reports.statistics.types import Ratio
-from reports.summary import cost, sentences
+from reports.summary import sentences
 from reports.summary.rows import ConfigurationRow
 from reports.summary.summary import Summary
 from reports.training.training_facts import TrainingReport
@@ -28,21 +28,18 @@ ESTIMATES = (
     *("step_time_sec", "elapsed_samples_per_sec", "elapsed_useful_tokens_per_sec"),
     *("steady_samples_per_sec", "steady_tokens_per_sec", "steady_useful_tokens_per_sec"),
 )
+_RATIOS = ("samples_ratio", "useful_tokens_ratio")
+_INTERVALS = (*ESTIMATES, *_RATIOS, "usd_per_1000_samples")
 _RUN_FIELDS = ("run_id", "created_at", "suite", "profile", "spread", "fleet_kind", "workers", "provenance")
 _SETTINGS = (
     *("max_seq_len", "micro_batch_size", "gradient_accumulation_steps", "layout"),
     *("base_precision", "lora_rank", "optimizer", "gradient_checkpointing"),
 )
-_COST_COLUMNS = (
-    *("configuration", "price_name", "price_usd_per_gpu_hour", "price_source", "price_dated", "gpus"),
-    *("fact", "value", "low", "high", "source"),
-)
 _TRIAL_SETTINGS = tuple(field.name for field in fields(Trial) if field.name not in ("name", "reason", "kind"))
-_COUNTS, _SHARES = ("n_workers", "n_processes", "n_steps"), ("padding_percent", "worker_spread")
-_RATIO_FIELDS = ("value", "low", "high", "verdict", "over")
-_NOT_IN_JSON = ("log_tail", "reason_code", "phase")  # excluded from a failure
+_MEASURED = ("n_workers", "n_processes", "n_steps", "padding_percent", "worker_spread")
+_ROW_FIELDS = ("first_loss", "last_loss", "peak_vram_bytes", "peak_rss_bytes", "load_time_sec")
 _OTHER_FIELDS = ("kind", "reason", "planned", "ends", "missing", "n_measurements")
-_AMOUNTS = ("joules_per_1000_useful_tokens", "fine_tuning_kwh")
+_FAILURE_FIELDS = ("trial_id", "configuration", "worker", "end", "reason", "attempt", "n_steps", "n_measurements")
 
 
 def of_benchmark(summary: Summary, run: Run) -> dict[str, bytes]:
@@ -72,12 +69,13 @@ def of_training(training: TrainingReport) -> dict[str, bytes]:
 
 def summary_json(summary: Summary, run: Run) -> bytes:
     """Format the whole report as JSON. Unknown values are null; the same run gives the same bytes."""
-    record = summary.record
+    record, hosts = summary.record, summary.hosts
+    table = run.measurements[list(measurements.COLUMNS)]
     document = {
         "kind": "report_summary",
         "schema_version": SCHEMA_VERSION,
         "version": VERSION,
-        "run": _fields(record, *_RUN_FIELDS),
+        "run": _fields(record, _RUN_FIELDS),
         "profile_note": summary.profile_note,
         "recommendation": sentences.spell_out(sentences.recommendation(summary)),
         "advice": None if summary.choice is None else summary.choice.advice,
@@ -87,30 +85,28 @@ def summary_json(summary: Summary, run: Run) -> bytes:
         "cautions": list(sentences.cautions(summary)),
         "warnings": [asdict(warning) for warning in summary.warnings],
         "baseline": summary.baseline,
-        "price": None if summary.price is None else _price(summary.price),
-        "prices": [_price(price) for price in summary.prices],
+        "price": None if summary.price is None else asdict(summary.price),
+        "prices": [asdict(price) for price in summary.prices],
         "hosted": None if summary.hosted is None else asdict(summary.hosted),
-        "billed": _billed(summary.billed),
         "counts": {"planned": len(record.planned)}
         | {end.value: summary.counts.get(end, 0) for end in TrialStatus}
         | {"missing": len(summary.missing), "rejected_files": len(summary.rejected)},
         "configurations": [_configuration(row) for row in summary.rows],
         "other_configurations": [
-            {"configuration": other.label} | _fields(other, *_OTHER_FIELDS) for other in summary.others
+            {"configuration": other.label} | _fields(other, _OTHER_FIELDS) for other in summary.others
         ],
-        "failures": [
-            {name: value for name, value in asdict(failure).items() if name not in _NOT_IN_JSON}
-            | {"end": failure.end.value}
-            for failure in summary.failures
-        ],
+        "failures": [_fields(failure, _FAILURE_FIELDS) for failure in summary.failures],
         "missing": [asdict(item) for item in summary.missing],
         "rejected": [asdict(item) for item in summary.rejected],
         "fingerprint": {
-            "devices": list(summary.hosts.devices),
-            "common": summary.hosts.common,
-            "differences": {difference.key: difference.where_by_value for difference in summary.hosts.differences},
+            "devices": list(hosts.devices),
+            "common": hosts.common,
+            "differences": {difference.key: difference.where_by_value for difference in hosts.differences},
         },
-        "measurements": _measurements(run),
+        "measurements": {
+            str(section): [row | {"context": json.loads(str(row["context"]))} for row in _rows(part)]
+            for section, part in table.groupby("section", sort=False)
+        },
         "trials": _rows(run.trials),
     }
     # One line per list item: readable and diffable, and possible with the fast encoder, which cannot indent.
@@ -125,6 +121,11 @@ def _rows(frame: pd.DataFrame) -> list[dict[str, object]]:
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
+def _plain(value: object) -> object:
+    is_unknown = value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value))
+    return None if is_unknown else value
+
+
 def _json_lines(value: object) -> str:
     if not isinstance(value, list) or not value or not isinstance(value[0], dict):
         return _json(value)
@@ -135,125 +136,76 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def summary_csv(summary: Summary) -> bytes:
-    """Format one line per configuration as CSV; empty without any."""
-    lines = [_csv_line(row, summary) for row in summary.rows]
-    return to_csv(pd.DataFrame(lines, dtype=object)) if lines else b""
-
-
 def _configuration(row: ConfigurationRow) -> dict[str, Any]:
     measured = row.measured
+    estimates = {} if measured is None else {name: asdict(getattr(measured, name)) for name in ESTIMATES}
+    ratios = {name: ratio and asdict(ratio) for name in _RATIOS for ratio in (getattr(row, name),)}
     return {
         "configuration": row.label,
         "reason": row.trial.reason,
         "is_baseline": row.is_baseline,
-        **_fields(row.trial, *_SETTINGS),
+        **_fields(row.trial, _SETTINGS),
         "planned": row.planned,
         "ends": row.ends,
         "missing": row.missing,
-        **{name: 0 if measured is None else getattr(measured, name) for name in _COUNTS},
-        **{name: None if measured is None else asdict(getattr(measured, name)) for name in ESTIMATES},
-        **{name: None if measured is None else getattr(measured, name) for name in _SHARES},
-        "worker_median_step_time_sec": {} if measured is None else measured.worker_medians,
-        "outlier_steps": None if measured is None else measured.outliers,
-        **{name: _ratio(getattr(row, name)) for name in ("samples_ratio", "useful_tokens_ratio")},
-        **{name: _amount(row, name) for name in _AMOUNTS},
+        **_fields(measured, _MEASURED),
+        "worker_median_step_time_sec": getattr(measured, "worker_medians", {}),
+        "outlier_steps": getattr(measured, "outliers", None),
+        **dict.fromkeys(ESTIMATES),
+        **estimates,
+        **ratios,
         "usd_per_1000_samples": None if row.cost is None else asdict(row.cost.usd_per_1000_samples),
-        "costs": [_cost(cost) for cost in row.costs],
-        **{name: getattr(row, name) for name in ("first_loss", "last_loss", "peak_vram_bytes", "peak_rss_bytes")},
-        "load_time_sec": row.load_time_sec,
+        "costs": [{name: value for name, value in asdict(cost).items() if name != "price"} for cost in row.costs],
+        **_fields(row, _ROW_FIELDS),
     }
 
 
-def _ratio(ratio: Ratio | None) -> dict[str, Any] | None:
-    return None if ratio is None else _fields(ratio, *_RATIO_FIELDS) | {"steady": asdict(ratio.steady)}
+def _fields(record: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return these fields of a dataclass, in this order; all None for None."""
+    return {name: getattr(record, name, None) for name in names}
 
 
-def _amount(row: ConfigurationRow, name: str) -> dict[str, Any] | None:
-    amount = None if row.energy is None else getattr(row.energy, name)
-    return None if amount is None else asdict(amount)
+def summary_csv(summary: Summary) -> bytes:
+    """Format one line per configuration as CSV; empty without any."""
+    lines = [
+        {"run_id": summary.record.run_id, "profile": summary.record.profile, "profile_note": summary.profile_note}
+        | {
+            name: value
+            for name, value in document.items()
+            if name not in ("ends", "worker_median_step_time_sec", "costs")
+        }
+        | {name: document[name] or {"value": None, "low": None, "high": None} for name in _INTERVALS}
+        | {f"ended_{end.value.lower()}": row.ends.get(end, 0) for end in TrialStatus}
+        | {f"price_{name}": getattr(summary.price, name, None) for name in ("usd_per_gpu_hour", "source")}
+        for row in summary.rows
+        for document in (_configuration(row),)
+    ]
+    return to_csv(_flat(lines)) if lines else b""
 
 
-def _measurements(run: Run) -> dict[str, list[dict[str, Any]]]:
-    sections: dict[str, list[dict[str, Any]]] = {}
-    for row in run.measurements[list(measurements.COLUMNS)].to_dict(orient="records"):
-        section = sections.setdefault(str(row.pop("section")), [])
-        section.append(
-            {str(name): _plain(value) for name, value in row.items()} | {"context": json.loads(row["context"])}
-        )
-    return sections
+def costs(summary: Summary) -> pd.DataFrame:
+    """Return a row for each configuration, price and number of GPUs; empty without a price."""
+    return _flat(
+        {
+            "run_id": summary.record.run_id,
+            "configuration": row.label,
+            **_fields(priced.price, ("name", "usd_per_gpu_hour", "source", "dated")),
+            **{
+                name: asdict(getattr(priced, name))
+                for name in ("usd_per_1000_samples", "usd_per_million_useful_tokens")
+            },
+            **asdict(plan),
+        }
+        for row in summary.rows
+        for priced in row.costs
+        for plan in priced.fine_tunings
+    )
 
 
-def _csv_line(row: ConfigurationRow, summary: Summary) -> dict[str, object]:
-    document = _configuration(row)
-    line: dict[str, object] = {"run_id": summary.record.run_id, "profile": summary.record.profile}
-    for name, value in document.items():
-        if name in ("ends", "worker_median_step_time_sec", "costs"):  # costs are in costs.csv
-            continue
-        if name in (*ESTIMATES, *_AMOUNTS, "samples_ratio", "useful_tokens_ratio", "usd_per_1000_samples"):
-            value = value or {"value": None, "low": None, "high": None}
-            line |= {name: value["value"], f"{name}_low": value["low"], f"{name}_high": value["high"]}
-            if name == "step_time_sec":
-                line["interval_over"] = value.get("over")
-            if "ratio" in name:
-                line[name.replace("ratio", "verdict")] = value.get("verdict")
-        else:
-            line[name] = value
-    line |= {f"ended_{end.value.lower()}": row.ends.get(end, 0) for end in TrialStatus}
-    price = summary.price
-    line["price_usd_per_gpu_hour"] = None if price is None else price.usd_per_gpu_hour
-    line["price_source"] = None if price is None else price.source
-    line["profile_note"] = summary.profile_note
-    return line
-
-
-def _price(price: cost.Price) -> dict[str, Any]:
-    dated = None if price.dated is None else price.dated.isoformat()
-    return {**_fields(price, "name", "usd_per_gpu_hour", "source"), "dated": dated, "shape": price.shape}
-
-
-def _cost(configuration_cost: cost.Cost) -> dict[str, Any]:
-    return {
-        "price": _price(configuration_cost.price),
-        "usd_per_1000_samples": asdict(configuration_cost.usd_per_1000_samples),
-        "usd_per_million_useful_tokens": asdict(configuration_cost.usd_per_million_useful_tokens),
-        "fine_tuning_10000_samples": [
-            {
-                "gpus": plan.gpus,
-                "speedup": plan.scaling.speedup,
-                "speedup_is_measured": plan.scaling.is_measured,
-                "speedup_source": plan.scaling.source,
-                "training_sec": asdict(plan.training_sec),
-                "usd": asdict(plan.usd),
-                "startup_sec": plan.startup_sec,
-                "boot_volume_usd": plan.boot_volume_usd,
-                "usd_billed": asdict(plan.usd_billed),
-            }
-            for plan in configuration_cost.fine_tunings
-        ],
-    }
-
-
-def _billed(worker_time: cost.WorkerTime | None) -> dict[str, Any] | None:
-    if worker_time is None:
-        return None
-    return {
-        **_fields(worker_time, "workers", "held_sec", "useful_sec", "useful_percent"),
-        "phases_sec": dict(worker_time.by_phase),
-        "idle_sec": worker_time.idle_sec,
-        "unknown": list(worker_time.unknown),
-    }
-
-
-def _fields(record: Any, *names: str) -> Any:
-    """Return these fields of a dataclass, in this order; None for None."""
-    return None if record is None else {name: getattr(record, name) for name in names}
-
-
-def _plain(value: object) -> object:
-    if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
-        return None
-    return value
+def _flat(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """Return rows with nested values as a frame: `usd`, `usd_low` and `usd_high` of an interval."""
+    frame = pd.json_normalize(list(rows), sep="_")
+    return frame.set_axis([str(name).removesuffix("_value") for name in frame.columns], axis=1)
 
 
 def to_csv(frame: pd.DataFrame) -> bytes:
@@ -281,41 +233,3 @@ def with_settings(run: Run) -> pd.DataFrame:
     }
     rows = [settings[trial_id] for trial_id in run.trials["trial_id"]]
     return pd.concat([run.trials, pd.DataFrame(rows, columns=list(_TRIAL_SETTINGS), index=run.trials.index)], axis=1)
-
-
-def costs(summary: Summary) -> pd.DataFrame:
-    """Return the cost of every configuration at every price, one row per fact; empty without a price.
-
-    A fact is its name with its unit, its value, and its interval, if it has one.
-    """
-    rows: list[tuple[object, ...]] = []
-    for row in summary.rows:
-        for priced in row.costs:
-            price, dated = priced.price, priced.price.dated
-            facts: list[tuple[int, str, formatting.HasInterval | float | None, str | None]] = [
-                (1, name, getattr(priced, name), None)
-                for name in ("usd_per_1000_samples", "usd_per_million_useful_tokens")
-            ]
-            for plan in priced.fine_tunings:
-                basis = "measured" if plan.scaling.is_measured else "assumed"
-                facts += [
-                    (plan.gpus, f"speedup_{basis}", plan.scaling.speedup, plan.scaling.source),
-                    (plan.gpus, "training_sec_10000_samples", plan.training_sec, None),
-                    (plan.gpus, "usd_10000_samples", plan.usd, None),
-                    (plan.gpus, "usd_billed_10000_samples", plan.usd_billed, None),
-                    (plan.gpus, "startup_sec", plan.startup_sec, None),
-                    (plan.gpus, "boot_volume_usd", plan.boot_volume_usd, None),
-                ]
-            price_columns = (row.label, price.name, price.usd_per_gpu_hour, price.source, dated and dated.isoformat())
-            rows += [
-                (*price_columns, gpus, name, *_value_and_interval(value), source) for gpus, name, value, source in facts
-            ]
-    table = pd.DataFrame(rows, columns=list(_COST_COLUMNS))
-    table = table.astype(dict.fromkeys(("value", "low", "high"), "float64"))
-    table = table[table["value"].notna()].reset_index(drop=True)
-    table.insert(0, "run_id", summary.record.run_id)
-    return table
-
-
-def _value_and_interval(fact: formatting.HasInterval | float | None) -> tuple[float | None, float | None, float | None]:
-    return (fact, None, None) if fact is None or isinstance(fact, (int, float)) else (fact.value, fact.low, fact.high)

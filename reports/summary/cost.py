@@ -1,67 +1,79 @@
 """Cost of measured speed. Pure arithmetic; every amount has its price, and every price its source.
 
 GPU time is priced by the GPU hour. Training is measured, but more is billed: pulling the image, loading, warm-up,
-idling. `FineTuning` has both if both are known, and `WorkerTime` says how a run's own hours were used. Several GPUs are
-priced by a measured speed-up if a distributed trial has one, else by an assumption that is stated.
+idling. `FineTuning` has both if both are known. Several GPUs are priced by a measured speed-up if a distributed trial
+has one, else by an assumption that is stated.
 
-Monthly and traffic prices (`PublishedPrice`) are listed but added to no amount: how much of these a training needs is
+Monthly and traffic prices (`OtherPrice`) are listed but added to no amount: how much of these a training needs is
 not measured. Not covered: the control plane, the build VM, and interruptions of preemptible nodes.
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from statistics import median
-from typing import Self
+from typing import Any, Self
 
 from bench.records.result import TrialResult
+from bench.records.validation import checked
 from reports import formatting
-from reports.read import attempts
-from reports.read.attempts import Starts
-from reports.statistics import per_config
-from reports.statistics.per_config import Sample
-from reports.statistics.types import Estimate, Process
+from reports.statistics.types import Estimate
 
 SAMPLES = 1000
 FINE_TUNING_SAMPLES = 10_000
 FINE_TUNING_GPUS = (1, 2, 4)
 HOURS_PER_MONTH = 730.0  # the length of a month that clouds bill
-MEASURED_PHASE = "measure"
-POWER = "gpu_power_watts"
-_ALWAYS_UNKNOWN = ("pulling the image", "time before the first and after the last trial")
+
+
+SHORT_TEXT: dict[str, Any] = {"pattern": r"\A(?=.*\S).{1,200}\Z", "expected": "text of at most 200 characters"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class BootVolume:
+class Dated:
+    """A price of a price table, with its unit, its source and the day when it was recorded."""
+
+    amount: float = checked(gt=0, le=10_000)
+    unit: str = checked(choices=("USD per GPU hour",))
+    source: str = checked(**SHORT_TEXT)
+    dated: str = checked(pattern=r"\A\d{4}-\d\d-\d\d\Z", expected="a day, as 2026-11-20")
+
+    @property
+    def day(self) -> date:
+        return date.fromisoformat(self.dated)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedPrice(Dated):
+    """An alternative price of a GPU."""
+
+    name: str = checked(**SHORT_TEXT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BootVolume(Dated):
     """A node's boot volume: its size and price."""
 
-    size_gb: float
-    usd_per_gb_month: float
-    source: str
-    dated: date
+    unit: str = checked(choices=("USD per GB month",))
+    size_gb: float = checked(gt=0, le=1_000_000)
 
     @property
     def usd_per_hour(self) -> float:
-        return self.size_gb * self.usd_per_gb_month / HOURS_PER_MONTH
+        return self.size_gb * self.amount / HOURS_PER_MONTH
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedPrice:
-    """Another billed item: US dollars per unit; the first `free_gb` of a month are free."""
+class OtherPrice(Dated):
+    """Another billed item; the first `free_gb` of a month are free."""
 
-    label: str
-    amount: float
-    unit: str
-    free_gb: float
-    source: str
-    dated: date
+    what: str = checked(**SHORT_TEXT)  # vocabulary: key of the table
+    unit: str = checked(choices=("USD per GB month", "USD per GB"))
+    free_gb: float = checked(0.0, ge=0, le=1e15)
 
     @property
     def description(self) -> str:
         """Text such as `file storage 0.3 USD per GB month (list price, 2026-11-20)`."""
         free = f" after {self.free_gb:,.0f} GB a month" if self.free_gb else ""
-        return f"{self.label} {self.amount:g} {self.unit}{free} ({self.source}, {self.dated.isoformat()})"
+        return f"{self.what} {self.amount:g} {self.unit}{free} ({self.source}, {self.dated})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +87,17 @@ class Price:
     usd_per_gpu_hour: float
     source: str
     name: str = "set"
-    dated: date | None = None
+    dated: str | None = None
     shape: str | None = None
     gpus_per_node: int = 1
     boot_volume: BootVolume | None = None
-    other_prices: tuple[PublishedPrice, ...] = ()
+    other_prices: tuple[OtherPrice, ...] = ()
 
     @property
     def description(self) -> str:
         """Text such as `$2.00 per GPU hour, on-demand (list price B95909, 2026-11-20)`."""
         name = "" if self.name == "set" else f", {self.name}"
-        day = "" if self.dated is None else f", {self.dated.isoformat()}"
+        day = "" if self.dated is None else f", {self.dated}"
         return f"${self.usd_per_gpu_hour:,.2f} per GPU hour{name} ({self.source}{day})"
 
 
@@ -165,26 +177,6 @@ class Cost:
     fine_tunings: tuple[FineTuning, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerTime:
-    """The use of a run's GPU time in seconds, summed over its workers; `unknown` names what was not measured.
-
-    A worker is held from its first trial's start (operator's clock) to its last trial's end. `useful_sec` is the time
-    in measured steps, `by_phase` the rest of the trials' time by phase, `idle_sec` the time between trials.
-    """
-
-    workers: int
-    held_sec: float
-    useful_sec: float
-    by_phase: Mapping[str, float] = field(default_factory=dict)
-    idle_sec: float = 0.0
-    unknown: tuple[str, ...] = _ALWAYS_UNKNOWN
-
-    @property
-    def useful_percent(self) -> float:
-        return 100.0 * self.useful_sec / self.held_sec
-
-
 def seconds_for(amount: float, rate: Estimate) -> Amount:
     """Return how long `amount` takes at a rate per second."""
     return Amount(
@@ -223,58 +215,6 @@ def assumed_scaling(gpus: int) -> ScalingCost:
     return ScalingCost(gpus=gpus, speedup=float(gpus), is_measured=False, source=source)
 
 
-def worker_time(results: Iterable[TrialResult], starts: Starts | None = None) -> WorkerTime | None:
-    """Compute how the workers' time was used; None if no trial recorded when it ran.
-
-    `starts` are the attempts' start times from the ledger. If one is missing, or the operator's clock jumped by more
-    than a day, the workers' clocks are used for all, and `unknown` says that these may have jumped, too.
-    """
-    ran = [result for result in results if result.worker is not None and result.wall_time_sec is not None]
-    ledger = starts or {}
-    by_ledger = [ledger.get((result.trial_id, result.attempt)) for result in ran]
-    by_workers = [attempts.timestamp(result.started_at) for result in ran]
-    held, held_by_workers = _held_sec(ran, by_ledger), _held_sec(ran, by_workers)
-    is_in_ledger = None not in by_ledger and held <= (held_by_workers or held) + attempts.MAX_DIFFERENCE_SEC
-    held, began = (held, by_ledger) if is_in_ledger else (held_by_workers, by_workers)
-    timed = [result for result, start in zip(ran, began, strict=True) if start is not None]
-    by_phase: dict[str, float] = {}
-    useful = 0.0
-    for trial in timed:
-        measured = sum(trial.steps.step_time_sec)
-        useful += measured
-        for phase, seconds in trial.phases.items():
-            seconds -= measured if phase == MEASURED_PHASE else 0.0
-            by_phase[phase] = by_phase.get(phase, 0.0) + max(0.0, seconds)
-    if not held > 0:
-        return None
-    busy = sum(trial.wall_time_sec or 0.0 for trial in timed)
-    by_phase["other"] = max(0.0, busy - useful - sum(by_phase.values()))
-    others = ("the other workers of distributed trials",) if any(result.trial.world_size > 1 for result in ran) else ()
-    jumps = () if is_in_ledger else ("whether the workers' clocks jumped: the run's ledger cannot show it",)
-    return WorkerTime(
-        workers=len({trial.worker for trial in timed}),
-        held_sec=held,
-        useful_sec=useful,
-        by_phase=by_phase,
-        idle_sec=max(0.0, held - busy),
-        unknown=(*_ALWAYS_UNKNOWN, *others, *jumps),
-    )
-
-
-def _held_sec(ran: Iterable[TrialResult], began: Iterable[float | None]) -> float:
-    """Sum the time from each worker's first start to its last end, at least that of its trials: clocks may jump."""
-    spans: dict[str | None, list[tuple[float, float]]] = {}
-    for result, start in zip(ran, began, strict=True):
-        if start is not None:
-            spans.setdefault(result.worker, []).append((start, start + (result.wall_time_sec or 0.0)))
-    return sum(
-        max(
-            max(end for _, end in trials) - min(start for start, _ in trials), sum(end - start for start, end in trials)
-        )
-        for trials in spans.values()
-    )
-
-
 def startup_sec(results: Iterable[TrialResult]) -> float | None:
     """Return the trials' median time before their first measured step; None if no trial has phases."""
     startups = [
@@ -306,71 +246,4 @@ def _fine_tuning(rate: Estimate, price: Price, scaling: ScalingCost, startup: fl
         startup_sec=startup,
         boot_volume_usd=None if price.boot_volume is None else total.value * volume_usd_per_sec,
         usd_billed=total.times(gpu_usd_per_sec + volume_usd_per_sec),
-    )
-
-
-_JOULES_PER_KWH = 3.6e6
-
-
-@dataclass(frozen=True, kw_only=True)
-class Energy:
-    """The GPU energy of one configuration.
-
-    `joules_per_1000_useful_tokens` has its interval over workers or processes. `fine_tuning_kwh` is for a
-    fine-tuning on FINE_TUNING_SAMPLES samples on one GPU.
-    """
-
-    joules_per_1000_useful_tokens: Estimate
-    fine_tuning_kwh: Amount
-
-    @property
-    def sentence(self) -> str:
-        """A sentence about the energy of the fine-tuning."""
-        kwh = formatting.estimate(self.fine_tuning_kwh, " kWh")
-        uses = f"The GPU uses {kwh} for {FINE_TUNING_SAMPLES:,} samples"
-        return f"{uses}; the host and the time before the first step are not included."
-
-
-def measure_energy(results: Iterable[TrialResult], processes: Mapping[str, Sequence[Process]]) -> dict[str, Energy]:
-    """Compute the energy of each configuration of which at least one process had its power sampled."""
-    by_id = {result.trial_id: result for result in results}
-    samples_by_label: dict[str, list[Sample]] = {}
-    for label, described in processes.items():
-        for process in described:
-            watts = _mean_watts(by_id[process.process])
-            if watts is not None:
-                joules = 1000.0 * watts / process.elapsed_useful_tokens_per_sec
-                sample = Sample(worker=process.worker, log=math.log(joules), error=process.elapsed_error)
-                samples_by_label.setdefault(label, []).append(sample)
-    spreads = per_config.spreads(samples_by_label)
-    return {
-        label: _energy(
-            per_config.estimate(per_config.mean_of_logs(samples, spreads.get(label)), len(samples)),
-            processes[label],
-        )
-        for label, samples in samples_by_label.items()
-    }
-
-
-def _mean_watts(result: TrialResult) -> float | None:
-    """Return the mean power of the GPUs of a trial's ranks during its steps; None if it was not sampled."""
-    watts = (
-        measurement.value
-        for measurement in result.measurements
-        if measurement.name == POWER and measurement.context.get("window") == MEASURED_PHASE
-    )
-    value = next(watts, None)
-    return value if value is not None and value > 0 else None
-
-
-def _energy(joules: Estimate, processes: Sequence[Process]) -> Energy:
-    tokens_per_sample = [
-        process.elapsed_useful_tokens_per_sec / process.elapsed_samples_per_sec for process in processes
-    ]
-    tokens = sum(tokens_per_sample) / len(tokens_per_sample) * FINE_TUNING_SAMPLES
-    kwh_per_joule = tokens / 1000.0 / _JOULES_PER_KWH
-    kwh = Amount(value=joules.value, low=joules.low, high=joules.high).times(kwh_per_joule)
-    return Energy(
-        joules_per_1000_useful_tokens=joules,
-        fine_tuning_kwh=kwh,
     )

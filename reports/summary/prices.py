@@ -20,7 +20,7 @@ from bench.records.status import Failure
 from bench.records.validation import FieldError, check_ranges, checked
 from reports import formatting
 from reports.read.worker_fingerprints import CPU
-from reports.summary.cost import BootVolume, HostedPrice, Price, PublishedPrice
+from reports.summary.cost import SHORT_TEXT, BootVolume, Dated, HostedPrice, NamedPrice, OtherPrice, Price
 
 TABLE = Path(__file__).parents[1] / "prices.yaml"
 _MAX_TABLE_BYTES = 1_000_000  # room for thousands of shapes
@@ -76,49 +76,14 @@ def _source(setting: str, amount: float, source: str | None, requirement: str) -
     return source
 
 
-_SHORT_TEXT: dict[str, Any] = {"pattern": r"\A(?=.*\S).{1,200}\Z", "expected": "text of at most 200 characters"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dated:
-    """A price with its unit, its source and the day when it was recorded."""
-
-    amount: float = checked(gt=0, le=10_000)
-    unit: str = checked(choices=("USD per GPU hour",))
-    source: str = checked(**_SHORT_TEXT)
-    dated: str = checked(pattern=r"\A\d{4}-\d\d-\d\d\Z", expected="a day, as 2026-11-20")
-
-    @property
-    def day(self) -> date:
-        return date.fromisoformat(self.dated)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Named(Dated):
-    name: str = checked(**_SHORT_TEXT)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _BootVolume(Dated):
-    unit: str = checked(choices=("USD per GB month",))
-    size_gb: float = checked(gt=0, le=1_000_000)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Other(Dated):
-    what: str = checked(**_SHORT_TEXT)  # vocabulary: key of the table
-    unit: str = checked(choices=("USD per GB month", "USD per GB"))
-    free_gb: float = checked(0.0, ge=0, le=1e15)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    gpu: str = checked(**_SHORT_TEXT)
+    gpu: str = checked(**SHORT_TEXT)
     gpus: int = checked(ge=1, le=64)
     on_demand: Dated
     preemptible: Dated | None = None
-    boot_volume: _BootVolume | None = None
-    alternatives: tuple[_Named, ...] = ()
+    boot_volume: BootVolume | None = None
+    alternatives: tuple[NamedPrice, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +92,7 @@ class PriceTable:
 
     schema_version: int = checked(ge=1, le=1)
     shapes: dict[str, _Shape]
-    others: dict[str, _Other] = field(default_factory=dict)
+    others: dict[str, OtherPrice] = field(default_factory=dict)
 
 
 class _Loader(yaml.SafeLoader):
@@ -204,23 +169,6 @@ def select_prices(pricing: Pricing, devices: Sequence[str], *, today: date) -> t
 
 def _prices(name: str, table: PriceTable) -> tuple[Price, ...]:
     shape = table.shapes[name]
-    volume = shape.boot_volume
-    boot = None
-    if volume is not None:
-        boot = BootVolume(
-            size_gb=volume.size_gb, usd_per_gb_month=volume.amount, source=volume.source, dated=volume.day
-        )
-    others = tuple(
-        PublishedPrice(
-            label=other.what,
-            amount=other.amount,
-            unit=other.unit,
-            free_gb=other.free_gb,
-            source=other.source,
-            dated=other.day,
-        )
-        for other in table.others.values()
-    )
     named = [("on-demand", shape.on_demand)]
     if shape.preemptible is not None:
         named.append(("preemptible", shape.preemptible))
@@ -230,11 +178,11 @@ def _prices(name: str, table: PriceTable) -> tuple[Price, ...]:
             usd_per_gpu_hour=price.amount,
             source=price.source,
             name=kind,
-            dated=price.day,
+            dated=price.dated,
             shape=name,
             gpus_per_node=shape.gpus,
-            boot_volume=boot,
-            other_prices=others,
+            boot_volume=shape.boot_volume,
+            other_prices=tuple(table.others.values()),
         )
         for kind, price in named
     )

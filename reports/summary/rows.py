@@ -18,7 +18,7 @@ class ConfigurationRow:
 
     The losses are those of the first and last measured step, and like `load_time_sec` medians over workers; memory is
     the maximum over workers. Ratios are against the baseline row, None for that row. `costs` has one entry for each of
-    the summary's prices, in their order; `cost` is the first. `energy` is None if no power was sampled.
+    the summary's prices, in their order; `cost` is the first.
     """
 
     label: str
@@ -31,7 +31,6 @@ class ConfigurationRow:
     samples_ratio: Ratio | None
     useful_tokens_ratio: Ratio | None
     costs: tuple[cost.Cost, ...]
-    energy: cost.Energy | None
     first_loss: float | None
     last_loss: float | None
     peak_vram_bytes: int | None

@@ -11,7 +11,6 @@ from bench.records.trial import SUITE_NAMES, Trial, suite
 from bench.records.units import format_percent
 from reports import formatting
 from reports.statistics.types import Estimate, MeasuredRate, Ratio
-from reports.summary.cost import MEASURED_PHASE
 from reports.summary.decisions import Advice, Choice, FindingCode, MeasuredKind
 from reports.summary.loss_verdicts import NOT_SHOWN, difference_of, verdict_of
 from reports.summary.rows import ConfigurationRow
@@ -282,7 +281,7 @@ def _slow_steps(labels: list[str], share: float) -> str:
     most = f", most that of {labels[0]}," if len(labels) > 1 else ""
     return (
         f"Slow steps make the elapsed throughput of {formatting.first_n(labels, 3)} lower than the steady state{most} "
-        f"by {format_percent(share, 1)}; the headline, times, dollars and energy use elapsed throughput."
+        f"by {format_percent(share, 1)}; the headline, times and dollars use elapsed throughput."
     )
 
 
@@ -390,33 +389,6 @@ def _loss_paragraphs(record: QualityRecord | None) -> Iterator[str]:
         yield f"Held-out loss of {check.label}, {count}: {difference_text(check)}{losses}."
 
 
-def energy(summary: Summary) -> str | None:
-    """Describe the GPU energy of a fine-tuning with the best configuration; None if no power was sampled."""
-    row = summary.best_row
-    if row is None or row.energy is None:
-        return None
-    joules = formatting.estimate(row.energy.joules_per_1000_useful_tokens, " J")
-    return f"With {row.label}: {joules} per 1,000 useful tokens. {row.energy.sentence}"
-
-
-def billed(summary: Summary) -> tuple[str, list[tuple[str, str]]] | None:
-    """Describe how the workers' time was used, in a sentence and by parts; None if no trial recorded when it ran."""
-    used = summary.billed
-    if used is None:
-        return None
-    sentence = (
-        f"{formatting.count(used.workers, 'worker was', 'workers were')} held for "
-        f"{formatting.duration(used.held_sec)} in total; "
-        f"{formatting.number(used.useful_percent, 0)} % of it in measured steps. "
-        f"Not measured: {formatting.join_with_and(list(used.unknown))}."
-    )
-    phases = [
-        (f"{name}, between steps" if name == MEASURED_PHASE else name, sec) for name, sec in used.by_phase.items()
-    ]
-    parts = [("measured steps", used.useful_sec), *phases, ("between trials", used.idle_sec)]
-    return sentence, [(name, formatting.duration(seconds)) for name, seconds in parts if seconds > 0]
-
-
 def interval_mark_note(summary: Summary) -> str:
     """Explain the mark of an interval over one process; empty if no interval has it."""
     rates = (row.measured.elapsed_samples_per_sec for row in summary.measured_rows if row.measured is not None)
@@ -430,7 +402,7 @@ def interval_mark_note(summary: Summary) -> str:
 _TRIALS = (
     "A trial is one process: it loads the model, warms up, then measures optimizer steps one by one. Warm-up steps are "
     "recorded but not counted. A configuration's step time is the geometric mean over its workers of their median "
-    "step. All rates, ratios, hours, dollars and energy use the elapsed throughput per worker: all amounts divided by "
+    "step. All rates, ratios, hours and dollars use the elapsed throughput per worker: all amounts divided by "
     "the time of all steps. Steady rates, the mean amount per step divided by the median step, are in summary.json. "
     "Trials that did not succeed are listed with their reason and excluded from averages."
 )

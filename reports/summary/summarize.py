@@ -134,7 +134,6 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
     measured = _measure_all(run, trained)
     baseline = _baseline(trained)
     over_workers = _aggregate_workers(run.trials)
-    used = cost.measure_energy(run.results, {label: rate.processes for label, rate in measured.items()})
     speedups = _measure_speedups(run, trained, measured)
     succeeded = _succeeded_by_label(run)
     ends = Counter((run.label_of[result.trial_id], result.status) for result in run.results)
@@ -164,7 +163,6 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
                 speedups,
                 succeeded.get(configuration.label, []),
             ),
-            energy=used.get(configuration.label),
             **{name: over_workers.get(configuration.label, {}).get(name) for name in (*_MEDIANS, *_LARGEST)},
         )
         for configuration in trained
@@ -182,7 +180,6 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         hosts=hosts,
         prices=priced,
         hosted=pricing.hosted(),
-        billed=cost.worker_time(run.results, run.started),
         counts=dict(Counter(result.status for result in run.results)),
         failures=_failures(run),
         missing=run.missing,

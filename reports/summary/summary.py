@@ -31,8 +31,8 @@ class Summary:
 
     `rows` are the training configurations, which are compared; `others` are those of every other kind, `measurements`
     their tables by section. `prices` are those of the run's GPU, the main one first. `hosted` is a hosted service's
-    price from the settings; `billed` is the use of the workers' time; `quality` has the held-out losses, if they were
-    compared. `warnings` are the most important first.
+    price from the settings; `quality` has the held-out losses, if they were compared. `warnings` are the most important
+    first.
     """
 
     record: RunRecord
@@ -46,7 +46,6 @@ class Summary:
     hosts: Hosts
     prices: tuple[cost.Price, ...]
     hosted: cost.HostedPrice | None
-    billed: cost.WorkerTime | None
     counts: dict[TrialStatus, int]
     failures: tuple[Failure, ...]
     missing: tuple[Missing, ...]

@@ -51,14 +51,13 @@ def test_files_of_two_runs_can_be_concatenated_and_have_every_setting(tmp_path):
     assert {field.name for field in dataclasses.fields(Trial)} <= {*frame.columns, "name"}
 
 
-def test_costs_have_one_line_per_configuration_price_number_of_gpus_and_fact(tmp_path):
+def test_costs_have_one_line_per_configuration_price_and_number_of_gpus(tmp_path):
     synthetic.write_run(tmp_path / "a")
     summary = summarize(load(tmp_path / "a"), Pricing(shape="VM.GPU.A10.1"), today=date(2027, 1, 1))
     frame = costs(summary)
-    assert not frame.duplicated(["run_id", "configuration", "price_name", "gpus", "fact"]).any()
-    assert len(frame[frame["fact"] == "usd_10000_samples"]) == 2 * 3 * 3
-    assert len(frame[frame["fact"] == "usd_per_1000_samples"]) == 2 * 3
-    assert frame["value"].notna().all()
-    assert set(frame["gpus"]) == {1, 2, 4}
-    assert frame["price_source"].str.len().min() > 10
+    assert not frame.duplicated(["run_id", "configuration", "name", "gpus"]).any()
+    assert len(frame) == 2 * 3 * 3
+    row, plan = frame.iloc[0], summary.rows[0].cost.fine_tunings[0]
+    assert (row["usd"], row["usd_low"], row["training_sec"]) == (plan.usd.value, plan.usd.low, plan.training_sec.value)
+    assert frame["source"].str.len().min() > 10
     assert costs(summarize(load(tmp_path / "a"))).empty

@@ -11,7 +11,6 @@ from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
 from reports.read import attempts
 from reports.read.run_folder import load
-from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
 
 
@@ -48,16 +47,6 @@ def test_a_trial_that_was_cancelled_before_it_started_lacks_no_start(tmp_path):
         result, status=TrialStatus.CANCELLED, reason_code=ReasonCode.CANCELLED, written_by="collect", started_at=None
     ).write(first)
     assert list(load(tmp_path).rejected) == []
-
-
-def test_worker_time_uses_the_ledger_and_names_a_missing_one(tmp_path):
-    record = synthetic.write_run(tmp_path)
-    assert attempts.read_starts(tmp_path) == attempts.LedgerStarts(starts={})
-    assert "ledger" in summarize(load(tmp_path)).billed.unknown[-1]
-    ledger = Ledger.create(tmp_path / LEDGER_FILE, [plan.trial_id for plan in record.planned])
-    for plan in record.planned:
-        ledger.record_start(plan.trial_id, 1, plan.worker, "/jobs")
-    assert "ledger" not in " ".join(summarize(load(tmp_path)).billed.unknown)
 
 
 LINES = [

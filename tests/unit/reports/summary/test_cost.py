@@ -2,19 +2,20 @@
 
 import dataclasses
 from dataclasses import replace
-from datetime import date
 
 import pytest
 
+from reports.read.run_folder import load
 from reports.statistics.types import Estimate
 from reports.summary import cost
 from reports.summary.cost import Amount, BootVolume, HostedPrice, Price, ScalingCost
 from reports.summary.prices import Pricing
+from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
 
 SAMPLES = Estimate(value=1.46, low=1.40, high=1.50, n=60, over="workers")
 TOKENS = Estimate(value=500.0, low=480.0, high=520.0, n=60, over="workers")
-LIST = Price(usd_per_gpu_hour=2.0, source="list price B95909", name="on-demand", dated=date(2026, 11, 20))
+LIST = Price(usd_per_gpu_hour=2.0, source="list price B95909", name="on-demand", dated="2026-11-20")
 
 
 @pytest.mark.parametrize(
@@ -60,8 +61,8 @@ def test_unmeasured_scaling_is_marked_as_an_assumption():
 
 
 def test_start_up_and_boot_volumes_are_billed_in_addition_to_the_training():
-    volume = BootVolume(size_gb=73.0, usd_per_gb_month=0.1, source="list", dated=date(2026, 11, 20))  # 1 cent per hour
-    priced = replace(LIST, boot_volume=volume)
+    volume = BootVolume(size_gb=73.0, amount=0.1, unit="USD per GB month", source="list", dated="2026-11-20")
+    priced = replace(LIST, boot_volume=volume)  # 1 cent per hour
     rate = Estimate(value=10_000 / 3600, low=None, high=None, n=1)  # one hour of training on one GPU
     on_one, on_two, _ = cost.cost(rate, rate, priced, startup_sec=360.0).fine_tunings
     assert on_one.usd.value == pytest.approx(2.0)
@@ -104,71 +105,24 @@ def test_a_price_without_a_source_is_refused(source):
         Pricing(hosted_usd_per_10000_samples=10.0, hosted_source=source).hosted()
 
 
-def result(worker, began, wall, steps, **phases):
-    plan = synthetic.planned((synthetic.trial(),), [worker])[0]
-    plain = synthetic.result(plan, exact=True)
-    return replace(
-        plain,
-        started_at=f"2026-03-01T10:{began}+00:00",
-        wall_time_sec=wall,
-        phases=phases,
-        steps=synthetic.measured_steps(plan.trial, steps, step_time_sec=1.0, exact=True),
-    )
-
-
-def test_worker_time_is_split_into_useful_by_phase_and_idle():
-    # worker-1: 60 s, 20 s idle, 40 s; worker-2: 100 s.
-    used = cost.worker_time(
-        [
-            result("worker-1", "00:00", 60.0, 30, load=20.0, measure=32.0, warmup=5.0),
-            result("worker-1", "01:20", 40.0, 20, load=15.0, measure=20.0),
-            result("worker-2", "00:00", 100.0, 50, load=40.0, measure=50.0),
-        ]
-    )
-    assert (used.workers, used.held_sec, used.useful_sec) == (2, 220.0, pytest.approx(100.0))
-    assert used.idle_sec == pytest.approx(20.0)
-    assert used.by_phase == pytest.approx({"load": 75.0, "measure": 2.0, "warmup": 5.0, "other": 18.0}, rel=1e-4)
-    assert used.useful_percent == pytest.approx(100 * 100 / 220)
-    assert "pulling the image" in used.unknown
-    assert used.useful_sec + used.idle_sec + sum(used.by_phase.values()) == pytest.approx(used.held_sec)
-    leader = result("worker-1", "00:00", 60.0, 30, measure=30.0)
-    together = replace(leader, trial=replace(leader.trial, kind="distributed", world_size=4))
-    assert any("other workers" in item for item in cost.worker_time([together]).unknown)
-    assert not any("other workers" in item for item in used.unknown)
-
-
-def test_the_held_time_of_a_pod_that_moved_to_another_clock_is_from_the_ledger():
-    before = result("worker-1", "00:00", 60.0, 30, measure=30.0)
-    moved = replace(result("worker-1", "00:00", 40.0, 20, measure=20.0), trial_id="moved", attempt=2)
-    moved = replace(moved, started_at="2026-03-01T03:01:20+00:00")  # 7 h behind
-    held = cost.worker_time([before, moved], {(before.trial_id, 1): 1000.0, ("moved", 2): 1080.0})
-    assert (held.held_sec, held.idle_sec) == (120.0, 20.0)
-    assert not any("clocks" in item for item in held.unknown)
-    for ledger in ({}, {(before.trial_id, 1): 1000.0}, {(before.trial_id, 1): 1000.0, ("moved", 1): 1080.0}):
-        by_clocks = cost.worker_time([before, moved], ledger)
-        assert by_clocks.held_sec > 6 * 3600
-        assert "clocks" in by_clocks.unknown[-1]
-
-
-@pytest.mark.parametrize("start", [-1e9, 1000.0, 4e9], ids=["back", "back by the trial's time", "ahead"])
-def test_the_held_time_survives_a_jump_of_the_operators_clock(start):
-    first = result("worker-1", "00:00", 60.0, 30, measure=30.0)
-    second = replace(result("worker-1", "01:20", 40.0, 20, measure=20.0), trial_id="second")
-    held = cost.worker_time([first, second], {(first.trial_id, 1): 1000.0, ("second", 1): start})
-    assert 100.0 <= held.held_sec <= 120.0
-
-
-def test_without_start_times_there_is_no_worker_time():
-    trial = synthetic.result(synthetic.planned((synthetic.trial(),), ["worker-1"])[0])
-    assert cost.worker_time([replace(trial, started_at=None)]) is None
-    assert cost.worker_time([replace(trial, started_at="yesterday")]) is None
-    assert cost.worker_time([replace(trial, wall_time_sec=0.0)]) is None
-    assert cost.worker_time([]) is None
-
-
 def test_start_up_is_the_time_before_the_first_measured_step():
-    trials = [
-        result("worker-1", "00:00", 60.0, 5, **{"import": 2.0, "load": load, "measure": 30.0}) for load in (4.0, 8.0)
-    ]
+    (plan,) = synthetic.planned((synthetic.trial(),), ["worker-1"])
+    trials = [synthetic.result(plan, phases={"import": 2.0, "load": load, "measure": 30.0}) for load in (4.0, 8.0)]
     assert cost.startup_sec(trials) == pytest.approx(8.0)
     assert cost.startup_sec([]) is None
+
+
+def test_slow_steps_cost_money_but_not_the_steady_state(tmp_path):
+    def slowed(result):
+        times = [second * (3.0 if index == 4 else 1.0) for index, second in enumerate(result.steps.step_time_sec)]
+        return replace(result, steps=replace(result.steps, step_time_sec=times))
+
+    synthetic.exact_run(tmp_path)
+    run, priced = load(tmp_path), Pricing(usd_per_gpu_hour=2.0, source="a list")
+    before = summarize(run, priced).rows[0]
+    after = summarize(replace(run, results=tuple(map(slowed, run.results))), priced).rows[0]
+    assert after.measured.steady_samples_per_sec.value == pytest.approx(before.measured.steady_samples_per_sec.value)
+    longer = 17 / 15
+    assert after.cost.usd_per_1000_samples.value == pytest.approx(longer * before.cost.usd_per_1000_samples.value)
+    plans = [row.cost.fine_tunings[0].training_sec.value for row in (before, after)]
+    assert plans[1] == pytest.approx(longer * plans[0])
