@@ -1,9 +1,9 @@
 """`stock`: the usual libraries at their best: transformers, peft, bitsandbytes, Liger, torch.compile.
 
 Differences from the reference: norms, embeddings and head stay in the dtype of the model's files, which keeps the
-residual stream in bf16; on a GPU, Liger's fused kernels are used if installed, and decoder layers are compiled. Nothing
-is compiled on a CPU: compiling a small model takes longer than training it; nor where rows of a training have many
-shapes, because they are not packed. The trained parameters are the same.
+residual stream in bf16; on a GPU, decoder layers are compiled, and Liger's loss is used if installed. Nothing is
+compiled on a CPU: compiling a small model takes longer than training it; nor where rows of a training have many shapes,
+because they are not packed: then Liger's other kernels are used, too. The trained parameters are the same.
 
 Liger's loss never has all logits in memory. Without Liger, or for a model type that it has no patch for, they are: the
 step's notes say so, and the predicted peak (`bench.predict.memory`) is too low.
@@ -11,6 +11,7 @@ step's notes say so, and the predicted peak (`bench.predict.memory`) is too low.
 
 import importlib
 import importlib.util
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,17 @@ from bench.torch_stack import Stack
 
 def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
     features = []
+    is_compiled = placement.is_cuda and (trial.layout != "varlen" or read_separation(Path(trial.model)).is_packed)
     if placement.is_cuda:
-        features.append("liger-kernel" if _patch_by_liger(base) else "no liger-kernel: all logits in memory")
+        is_patched = _patch_by_liger(base, only_loss=is_compiled)
+        features.append("liger-kernel" if is_patched else "no liger-kernel: all logits in memory")
         experts.install(base)  # Liger's kernels for experts take weights in 16 bits
     if trial.gradient_checkpointing:
         recompute_layers(base)
     lists = (module for module in base.modules() if isinstance(module, stack.torch.nn.ModuleList))
     layers = max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()))
     model = add_lora(stack, trial, base)
-    if placement.is_cuda and (trial.layout != "varlen" or read_separation(Path(trial.model)).is_packed):
+    if is_compiled:
         # Otherwise a second shape triggers a dynamic-shape compilation, which takes as long again and runs slower.
         stack.torch._dynamo.config.automatic_dynamic_shapes = False
         for layer in layers:
@@ -44,13 +47,18 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     return step
 
 
-def _patch_by_liger(base: Any) -> bool:
-    """Patch the model; return False if Liger is not installed or does not know its type."""
+def _patch_by_liger(base: Any, *, only_loss: bool) -> bool:
+    """Patch the model; return False if Liger is not installed or does not know its type.
+
+    `only_loss` leaves out what a compiler fuses itself. It cannot trace Liger 0.8.5's norms, takes their inputs as
+    written, and fails where a layer is not compiled as a whole.
+    """
     if importlib.util.find_spec("liger_kernel") is None:
         return False
     model_type = find(base.config.to_dict()).liger_type or base.config.model_type
     liger = importlib.import_module("liger_kernel.transformers")
     patch = getattr(liger, f"apply_liger_kernel_to_{model_type}", None)
     if patch is not None:
-        patch(model=base)
+        others = set(inspect.signature(patch).parameters) - {"model", "cross_entropy", "fused_linear_cross_entropy"}
+        patch(model=base, **dict.fromkeys(others if only_loss else (), False))
     return patch is not None

@@ -440,14 +440,19 @@ def test_a_device_that_fast_does_not_support_is_named(monkeypatch, capability, t
     assert fast._unsupported_device(fake, Placement(device=torch.device("cuda"), compute_dtype=None)) == reason
 
 
+@pytest.mark.parametrize("only_loss", [True, False])
 @pytest.mark.parametrize(("model_type", "patched"), [("mistral", True), ("ministral3", True), ("bloom", False)])
-def test_stock_takes_ligers_patch_for_the_same_modules(monkeypatch, model_type, patched):
-    models = []
+def test_stock_takes_ligers_patch_for_the_same_modules(monkeypatch, model_type, patched, only_loss):
+    calls = []
+
+    def apply(rms_norm=True, fused_linear_cross_entropy=True, model=None):
+        calls.append((rms_norm, fused_linear_cross_entropy, model))
+
     liger = SimpleNamespace(__spec__=ModuleSpec("liger_kernel", None))
-    patches = SimpleNamespace(apply_liger_kernel_to_mistral=lambda model: models.append(model))
     monkeypatch.setitem(sys.modules, "liger_kernel", liger)
+    patches = SimpleNamespace(apply_liger_kernel_to_mistral=apply)
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", patches)
     config = {"model_type": model_type}
     base = SimpleNamespace(config=SimpleNamespace(model_type=model_type, to_dict=lambda: config))
-    assert stock._patch_by_liger(base) == patched
-    assert models == [base] * patched
+    assert stock._patch_by_liger(base, only_loss=only_loss) == patched
+    assert calls == [(not only_loss, True, base)] * patched
