@@ -18,6 +18,7 @@ from remote.hosts.local_program import CannotStart, run_program
 _RESOLVE_TIMEOUT_SEC = 10.0
 _MAX_HOPS = 8
 _CONNECT_TIMEOUT_SEC = 15.0
+_JUMP = re.compile(r"(?:ssh://)?(?:([^,]*)@)?\[?([^],]+?)\]?(?::(\d+))?/?(?:,|\Z)")  # OpenSSH has checked the list
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,26 +95,14 @@ def _resolve_route(config: Sequence[str], host: str, options: Sequence[str], dep
     if hop.proxy_jump is None:
         return (hop,)
     jumps: tuple[Hop, ...] = ()
-    for jump in hop.proxy_jump.split(","):
-        name, jump_options = _parse_jump(jump)
+    for user, name, port in _JUMP.findall(hop.proxy_jump):
+        jump_options = (*(("-l", user) if user else ()), *(("-p", port) if port else ()))
         # As with `ssh -J a,b`: the first jump host's own ProxyJump counts, that of the others does not.
         if jumps:
             jumps = (*jumps, _resolve_hop(config, name, jump_options))
         else:
             jumps = _resolve_route(config, name, jump_options, depth + 1)
     return (*jumps, hop)
-
-
-def _parse_jump(text: str) -> tuple[str, list[str]]:
-    match = re.fullmatch(
-        r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?:\[(?P<ipv6>[^]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d+))?/?", text
-    )
-    if match is None:
-        raise InvalidAddress(
-            f"ProxyJump {text!r}: expected [user@]host[:port]", remedy="correct it in the ssh configuration"
-        )
-    user, port = match["user"], match["port"]
-    return match["ipv6"] or match["host"], [*(("-l", user) if user else ()), *(("-p", port) if port else ())]
 
 
 def _resolve_hop(config: Sequence[str], host: str, options: Sequence[str]) -> Hop:
