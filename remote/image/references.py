@@ -40,11 +40,13 @@ def parse_image_name(text: str, default_tag: str) -> Reference:
     """Parse and validate `text`. Raises InvalidReference."""
     host, _, rest = text.partition("/")
     path, colon, tag = rest.partition(":")
-    if not rest or not _HOST.match(host) or ("." not in host and ":" not in host and host != "localhost"):
+    if not rest or not _HOST.match(host) or not _names_host(host):
         raise InvalidReference(
             f"{text!r}: expected HOST/REPOSITORY:TAG, e.g. registry.example.com/team/qlora-fleet:1.0"
         )
-    _check_port(text, host)
+    port = host.partition(":")[2]
+    if port and not 0 < int(port) < 1 << 16:
+        raise InvalidReference(f"{text!r}: port {port}: expected a number from 1 to 65535")
     if "@" in rest:
         raise InvalidReference(
             f"{text!r}: has a digest, which only a push can return", remedy="leave it out of the name"
@@ -62,10 +64,9 @@ def parse_image_name(text: str, default_tag: str) -> Reference:
     return Reference(host=host, path=path, tag=tag or default_tag)
 
 
-def _check_port(text: str, host: str) -> None:
-    port = host.partition(":")[2]
-    if port and not 0 < int(port) < 1 << 16:
-        raise InvalidReference(f"{text!r}: port {port}: expected a number from 1 to 65535")
+def _names_host(part: str) -> bool:
+    """Return True if an engine takes the first part of a name for a host."""
+    return "." in part or ":" in part or part == "localhost"
 
 
 def pull_reference(image: str) -> Reference:
@@ -73,16 +74,10 @@ def pull_reference(image: str) -> Reference:
 
     Raises InvalidReference.
     """
-    host, slash, rest = image.partition("/")
-    if not slash or not ("." in host or ":" in host or host == "localhost"):
-        host, rest = DOCKER_HUB, image if slash else f"library/{image}"
-    path, _, tag = rest.partition(":")
-    if not _HOST.match(host) or not all(map(_PART.match, path.split("/"))) or (tag and not _TAG.match(tag)):
-        raise InvalidReference(
-            f"{image!r} is not an image name", remedy="expected one like nvidia/cuda:12.8.1-base-ubuntu24.04"
-        )
-    _check_port(image, host)
-    return Reference(host=host, path=path, tag=tag or "latest")
+    host, slash, _ = image.partition("/")
+    if not slash or not _names_host(host):
+        image = f"{DOCKER_HUB}/{'' if slash else 'library/'}{image}"
+    return parse_image_name(image, "latest")
 
 
 def check_user(user: str, repository: str) -> None:

@@ -47,12 +47,7 @@ def workdir_path(tmpdir: str) -> str:
     return posixpath.join(tmpdir, FOLDER_NAME)
 
 
-def claim(host: Host, tmpdir: str, *, create: bool = True) -> int:
-    """Check our folder below `tmpdir` as `claim_folder` does."""
-    return claim_folder(host, workdir_path(tmpdir), create=create)
-
-
-def claim_folder(host: Host, folder: str, *, create: bool = True) -> int:
+def claim(host: Host, folder: str, *, create: bool = True) -> int:
     """Check that only this user may change the folder, and `create` it if missing. Returns the user's uid.
 
     Without `create` a missing folder is not an error. Raises WorkdirUnsafe, WorkdirError and like `Host.run`.
@@ -221,9 +216,9 @@ def slot_path(agent: Agent) -> str:
 def running_job(agent: Agent) -> Job | None:
     """Return the job that holds the slot, of any user, or None. First checks the folder that has our programs.
 
-    Raises like `claim_folder`.
+    Raises like `claim`.
     """
-    claim_folder(agent.host, agent.host.workdir)
+    claim(agent.host, agent.host.workdir)
     folder = agent.holder(slot_path(agent))
     return None if folder is None else Job(agent, folder, slot=slot_path(agent))
 

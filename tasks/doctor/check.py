@@ -145,7 +145,7 @@ class CheckContext:
     def tmpdir(self, host: Host) -> str:
         """Return the folder for large files on the VM; our folder in it is private or missing. Raises HostError."""
         tmp = resolve_tmpdir(self.settings, host, None)
-        vm_jobs.claim(host, tmp, create=False)
+        vm_jobs.claim(host, vm_jobs.workdir_path(tmp), create=False)
         return tmp
 
 

@@ -1,7 +1,7 @@
 """`inv image.archive` and `image.load`: save and load the image as a file, for air-gapped sites."""
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import replace
 
 from invoke.context import Context
 
@@ -9,8 +9,7 @@ from bench.records.units import format_gb
 from remote.hosts.command import Command
 from remote.hosts.host_protocol import Host
 from remote.image import engine
-from remote.image.engine import Client
-from remote.image.vm_jobs import JobOptions, VmWork
+from remote.image.vm_jobs import VmWork
 from remote.jobs.job import Agent
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.clients.build_vm import build_vm
@@ -20,32 +19,22 @@ from tasks.image.build import engine_client
 from tasks.settings.layers import Settings, load
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArchiveRequest:
-    """An archive to save or load as settings and flags ask for it. `path`: its folder, or the file to load."""
-
-    action: str
-    path: str
-    image: str
-    client: Client
-    options: JobOptions
-
-
 def save_archive(context: Context, path: str, *, dry_run: bool = False) -> CommandResult | None:
-    settings, request = _read_request(context, "archive", path)
-    with build_vm(settings, request.options.command) as host:
-        with engine.connect(host, request.client) as vm_engine:
-            image, data_root = vm_engine.image(request.image), vm_engine.observe().data_root
+    settings = load(context)
+    name, work = build_profiles.image_name(settings), plan_archive(settings, "archive", path)
+    with build_vm(settings, work.options.command) as host:
+        with engine.connect(host, engine_client(settings)) as vm_engine:
+            image, data_root = vm_engine.image(name), vm_engine.observe().data_root
         if dry_run:
             size = format_gb(image.size, 2)
-            line = f"archive  {request.image} ({size} unpacked) into {path} on {host.name}"
+            line = f"archive  {name} ({size} unpacked) into {path} on {host.name}"
             return plan_result([line], image_id=image.image_id, unpacked_bytes=image.size, folder=path)
 
         def prepare(_: Agent) -> None:
             _check_free_space(host, image.size, path, data_root)
 
-        work = plan_archive(request, image=request.image, image_id=image.image_id)
-        outcome = vm_work.run(host, work, prepare)
+        request = {**work.request, "image": name, "image_id": image.image_id}
+        outcome = vm_work.run(host, replace(work, request=request), prepare)
     facts = outcome.facts
     compressor = facts["compressor"]
     result = "already there" if compressor is None else f"by {compressor}, {outcome.wall_time_sec:.1f} s"
@@ -55,11 +44,11 @@ def save_archive(context: Context, path: str, *, dry_run: bool = False) -> Comma
 
 
 def load_archive(context: Context, path: str, *, dry_run: bool = False) -> CommandResult | None:
-    settings, request = _read_request(context, "load", path)
-    files = [path, f"{path}.sha256"]
-    with build_vm(settings, request.options.command) as host:
+    settings = load(context)
+    work, files = plan_archive(settings, "load", path), [path, f"{path}.sha256"]
+    with build_vm(settings, work.options.command) as host:
         if not dry_run:
-            facts = vm_work.run(host, plan_archive(request), lambda _: None).facts
+            facts = vm_work.run(host, work, lambda _: None).facts
             print(f"{path} is loaded: {', '.join(facts['names'])} {facts['image_id'] or ''}".rstrip())
             return None
         for file in files:
@@ -68,30 +57,13 @@ def load_archive(context: Context, path: str, *, dry_run: bool = False) -> Comma
     return plan_result([f"load  {path} into the engine of {host.name}"], files=files)
 
 
-def _read_request(context: Context, action: str, path: str) -> tuple[Settings, ArchiveRequest]:
+def plan_archive(settings: Settings, action: str, path: str) -> VmWork:
+    """Plan the job that loads the archive `path`, or saves an image, which the caller adds. Raises UsageError."""
     if not path.startswith("/"):
         raise UsageError(f"image.{action}: expected an absolute path on the VM, found {path!r}")
-    settings = load(context)
-    return settings, ArchiveRequest(
-        action=action,
-        path=path,
-        image=build_profiles.image_name(settings),
-        client=engine_client(settings),
-        options=vm_work.options(settings, f"inv image.{action} {shlex.quote(path)}"),
-    )
-
-
-def plan_archive(request: ArchiveRequest, **image: str) -> VmWork:
-    """Plan the job that saves the `image`, or loads the archive."""
-    document = {
-        "docker": [request.client.program],
-        "environment": request.client.environment,
-        "action": request.action,
-        "path": request.path,
-        **image,
-    }
-    name = f"{request.action}-{request.path}"
-    return VmWork(verb="archive", name=name, request=document, options=request.options)
+    client, options = engine_client(settings), vm_work.options(settings, f"inv image.{action} {shlex.quote(path)}")
+    document = {"docker": [client.program], "environment": client.environment, "action": action, "path": path}
+    return VmWork(verb="archive", name=f"{action}-{path}", request=document, options=options)
 
 
 def _check_free_space(host: Host, size: int, path: str, data_root: str) -> None:

@@ -91,7 +91,7 @@ def plan_build(request: BuildRequest, host: Host) -> tuple[BuildPlan | None, Eng
     Raises the errors of `build_vm`.
     """
     spec = request.spec
-    vm_jobs.claim(host, spec.tmpdir, create=False)  # refuse another user's folder before reading it
+    vm_jobs.claim(host, spec.workdir, create=False)  # refuse another user's folder before reading it
     with engine.connect(host, spec.client) as vm_engine:
         image = vm_engine.find_image(spec.image)
         labels = {} if image is None else image.labels
@@ -190,7 +190,7 @@ def render(plan: BuildPlan) -> list[str]:
 
 def _upload_code(agent: Agent, spec: ImageSpec, plan: BuildPlan) -> None:
     """Upload our files to the VM, verified, below a folder named by their digest."""
-    vm_jobs.claim(agent.host, spec.tmpdir)
+    vm_jobs.claim(agent.host, spec.workdir)
     files = {file.path: file.source for file in spec.code}
     sent = transfer.push(agent, files, plan.code_folder)
     count, present = formatting.count(len(sent.transferred), "file"), len(sent.already_present)

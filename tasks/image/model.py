@@ -124,8 +124,9 @@ def fetch_models(context: Context, options: FetchOptions) -> CommandResult | Non
         home = str(settings.workspace / HERE)
         if not options.here:
             tmp_folder = resolve_tmpdir(settings, host, options.tmpdir)
-            vm_jobs.claim(host, tmp_folder, create=not options.dry_run)
-            home = f"{vm_jobs.workdir_path(tmp_folder)}/models"
+            workdir = vm_jobs.workdir_path(tmp_folder)
+            vm_jobs.claim(host, workdir, create=not options.dry_run)
+            home = f"{workdir}/models"
         fetches = [
             Fetch(
                 model=model,

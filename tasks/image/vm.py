@@ -112,15 +112,15 @@ def start_engine(
     settings = load(context)
     command_line = format_command("vm.engine", tmpdir=tmpdir, size_gb=size_gb, dry_run=dry_run)
     with build_vm(settings, command_line) as host:
-        tmp_folder = resolve_tmpdir(settings, host, tmpdir)
+        workdir = vm_jobs.workdir_path(resolve_tmpdir(settings, host, tmpdir))
+        file, size = f"{workdir}/engine.ext4", size_gb or DEFAULT_SIZE_GB
         if dry_run:
-            file, size = f"{vm_jobs.workdir_path(tmp_folder)}/engine.ext4", size_gb or DEFAULT_SIZE_GB
             lines = [f"file    {file}, at most {size:g} GB", f"mount   {MOUNT}", f"socket  {SOCKET}"]
             return plan_result([f"on {host.name}:", *lines], file=file, size_gb=size, mount=MOUNT, socket=SOCKET)
         request: dict[str, Any] = {
-            "owner": vm_jobs.claim(host, tmp_folder),
-            "file": f"{vm_jobs.workdir_path(tmp_folder)}/engine.ext4",
-            "size_bytes": int((size_gb or DEFAULT_SIZE_GB) * 1e9),
+            "owner": vm_jobs.claim(host, workdir),
+            "file": file,
+            "size_bytes": int(size * 1e9),
             "is_size_given": size_gb is not None,
             "mount": MOUNT,
             "socket": SOCKET,
@@ -143,6 +143,6 @@ def start_engine(
         facts: dict[str, Any] = parse_json(host, completed.stdout, "the output of the engine's start")
         file_state = "created" if facts["made"] else "already there"
         engine_state = "started" if facts["started"] else "already running"
-        print(f"{host.name}: {request['file']} {file_state}, mounted at {MOUNT}, {format_gb(facts['free_bytes'])} free")
+        print(f"{host.name}: {file} {file_state}, mounted at {MOUNT}, {format_gb(facts['free_bytes'])} free")
         print(f"engine {engine_state}; to build with it, set image.engine: unix://{SOCKET} and image.network: host")
     return None

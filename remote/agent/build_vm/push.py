@@ -14,7 +14,7 @@ from typing import Any
 from remote.agent.build_vm.client import push_image, tag_image
 from remote.agent.build_vm.job import JobLog, read_secret
 from remote.agent.shared.errors import VmAgentError, with_retries
-from remote.agent.shared.registry_api import Registry, push_forbidden_message
+from remote.agent.shared.registry_api import Registry
 
 FIRST_WAIT_SEC = 2.0
 
@@ -56,12 +56,8 @@ def push_until_confirmed(
         try:
             push_image(job_log, job["docker"], name, tag, login)
         except VmAgentError as error:
-            if error.kind == "unauthorized":
-                message = f"{registry.host} refused user {registry.user} for {registry.path}: {error}"
-                raise VmAgentError("unauthorized", message) from error
-            if error.kind == "forbidden":
-                message = push_forbidden_message(registry.host, registry.user, registry.path, str(error))
-                raise VmAgentError("forbidden", message) from error
+            if error.kind in ("unauthorized", "forbidden"):
+                raise registry.push_refusal(error.kind, str(error)) from error
             if error.kind == "full":
                 remedy = "delete unused images there, or have its quota raised"
                 raise VmAgentError("full", error.problem, remedy=remedy) from error

@@ -26,16 +26,7 @@ class VmAgentError(Exception):
         return {"kind": self.kind, "message": self.problem, **remedy}
 
 
-def is_transient(error: Exception) -> bool:
-    return isinstance(error, VmAgentError) and error.kind == "transient"
-
-
-def with_retries(
-    action: Callable[[], Result],
-    first_wait_sec: float,
-    log: Callable[[str], object] = lambda _line: None,
-    is_transient: Callable[[Exception], bool] = is_transient,
-) -> Result:
+def with_retries(action: Callable[[], Result], first_wait_sec: float, log: Callable[[str], object]) -> Result:
     """Run `action`, and log and retry transient failures, MAX_ATTEMPTS in total, with doubled pauses.
 
     Raises the errors of `action`.
@@ -43,8 +34,8 @@ def with_retries(
     for attempt in range(1, MAX_ATTEMPTS):
         try:
             return action()
-        except Exception as error:
-            if not is_transient(error):
+        except VmAgentError as error:
+            if error.kind != "transient":
                 raise
             log(f"{error}; retrying ({attempt} of {MAX_ATTEMPTS - 1})")
         time.sleep(first_wait_sec * 2 ** (attempt - 1))

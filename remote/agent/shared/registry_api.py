@@ -62,11 +62,8 @@ class Registry:
         # Plain HTTP only to this machine, like the engine.
         scheme = "http" if is_loopback_http(f"http://{host}") else "https"
         self.base, self.host, self.path, self.login = f"{scheme}://{host}/v2", host, path, login
-        self.token_hosts = {
-            _hostname_without_port(host),
-            TOKEN_HOSTS.get(host, _hostname_without_port(host)),
-            *token_hosts,
-        }
+        name = _hostname(f"//{host}")  # without its port
+        self.token_hosts = {name, TOKEN_HOSTS.get(host, name), *token_hosts}
         self.authorization: str | None = None  # what the registry's challenge asks for; unknown before it
         tls = ssl.create_default_context()
         tls.verify_flags &= ~ssl.VERIFY_X509_STRICT  # Python 3.13 refuses authorities that the engine accepts
@@ -234,9 +231,7 @@ class Registry:
 
     def _to_error(self, error: urllib.error.HTTPError, method: str) -> VmAgentError:
         if error.code == 401:
-            return VmAgentError(
-                "unauthorized", f"{self.host} refused user {self.user} for {self.path}: {_status_line(error)}"
-            )
+            return self.push_refusal("unauthorized", _status_line(error))
         if error.code == 403 and method in ("GET", "HEAD"):
             return VmAgentError(
                 "forbidden",
@@ -245,11 +240,20 @@ class Registry:
                 f"permission, or correct registry.image or registry.user; {CREATE_REPOSITORY_HINT}",
             )
         if error.code == 403:
-            return VmAgentError(
-                "forbidden", push_forbidden_message(self.host, self.user, self.path, _status_line(error))
-            )
+            return self.push_refusal("forbidden", _status_line(error))
         kind = "transient" if error.code in TRANSIENT_STATUSES else "failed"
         return VmAgentError(kind, f"{self.host} returned {_status_line(error)} for {self.path}")
+
+    def push_refusal(self, kind: str, status: str) -> VmAgentError:
+        """Build the error for a login that was refused (unauthorized), or is valid and may not push (forbidden)."""
+        if kind == "unauthorized":
+            return VmAgentError(kind, f"{self.host} refused user {self.user} for {self.path}: {status}")
+        return VmAgentError(
+            kind,
+            f"{self.host}: user {self.user} may not push to {self.path}: {status}",
+            remedy="grant the user push permission, or correct registry.image or registry.user; "
+            + CREATE_REPOSITORY_HINT,
+        )
 
     def _connection_error(self, error: Exception, server: str) -> VmAgentError:
         """Convert an error without a readable response: transient, unless no retry changes it."""
@@ -302,14 +306,6 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return request
 
 
-def push_forbidden_message(host: str, user: str, path: str, status: str) -> str:
-    """Build the message for a valid login without push permission."""
-    return (
-        f"{host}: user {user} may not push to {path}: {status}; grant the user push permission, or correct "
-        f"registry.image or registry.user; {CREATE_REPOSITORY_HINT}"
-    )
-
-
 def _is_bearer(challenge: str) -> bool:
     return challenge.lower().startswith("bearer ")
 
@@ -325,11 +321,6 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 def _hostname(url: str) -> str:
     return urllib.parse.urlsplit(url).hostname or url
-
-
-def _hostname_without_port(host: str) -> str:
-    """Remove the port from a registry's host."""
-    return _hostname(f"//{host}")
 
 
 def is_loopback_http(url: str) -> bool:
