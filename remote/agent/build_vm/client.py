@@ -10,27 +10,22 @@ import base64
 import contextlib
 import http.client
 import json
-import queue
 import re
 import signal
 import socket
 import subprocess
-import threading
-import time
 import urllib.parse
 from collections import deque
 from collections.abc import Iterator
 from typing import IO, Any, cast
 
-from remote.agent.build_vm.job import MAX_LINE_CHARS, JobLog
+from remote.agent.build_vm.job import MAX_LINE_CHARS, JobLog, report_progress
 from remote.agent.shared.errors import VmAgentError, engine_access_error
 from remote.agent.shared.responses import read_response
 
 QUERY_TIMEOUT_SEC = 120.0
 MAX_OUTPUT_BYTES = 16 << 20
 MAX_LINE_BYTES = 1 << 16
-PROGRESS_INTERVAL_SEC = 2.0
-STALL_LOG_SEC = 60.0
 STALL_TIMEOUT_SEC = 900.0  # a registry may take minutes after a layer's last byte: it verifies and moves gigabytes
 _STATUS = r"(?:status|code|http(?!s?:))[^\n]{0,40}\b"  # before a number that is neither a size nor a time
 DISK_FULL = re.compile(
@@ -101,10 +96,14 @@ def inspect_image(docker: list[str], name: str) -> dict[str, Any] | None:
         return None
     if response.status != 200:
         raise _refusal(response, content)
+    return _parse_object(content, name)
+
+
+def _parse_object(content: bytes, label: str) -> dict[str, Any]:
     try:
         return {**json.loads(content)}
     except (ValueError, TypeError) as error:
-        raise VmAgentError("transient", f"the engine's answer about {name} is not JSON") from error
+        raise VmAgentError("transient", f"the engine's answer about {label} is not JSON") from error
 
 
 def tag_image(docker: list[str], image_id: str, repository: str, tag: str) -> None:
@@ -136,81 +135,35 @@ def push_image(job_log: JobLog, docker: list[str], reference: str, tag: str, log
     account = json.dumps({"username": user, "password": password, "serveraddress": host}).encode()
     headers = {"X-Registry-Auth": base64.urlsafe_b64encode(account).decode()}
     path = f"/images/{urllib.parse.quote(reference)}/push?tag={urllib.parse.quote(tag)}"
-    progress, logged_at, silent_sec = _PushProgress(), time.monotonic(), 0.0
+    layers: dict[str, tuple[int, int]] = {}  # bytes sent of each layer, uncompressed, and its size
+
+    def read_sizes() -> tuple[int, int]:
+        sent, total = (sum(sizes) for sizes in zip((0, 0), *list(layers.values())))
+        return sent, total
+
     with request_engine(docker, "POST", path, headers, timeout_sec=STALL_TIMEOUT_SEC) as response:
         if response.status != 200:
             raise _refusal(response, response.read(MAX_LINE_BYTES))
-        messages = _read_messages(response)
-        while silent_sec < STALL_TIMEOUT_SEC:
-            try:
-                message = messages.get(timeout=STALL_LOG_SEC)
-            except queue.Empty:
-                silent_sec += STALL_LOG_SEC
-                stall = f"no byte was sent for {silent_sec:.0f} s: {host} accepts none"
-                job_log.add(f"{stall}; stop the push with `inv push --cancel`", "stalled")
-                continue
-            silent_sec = 0.0
-            if isinstance(message, Exception):
-                raise VmAgentError("transient", f"the engine's report of the push ended: {message}")
-            if message is None:
-                return
-            if "error" in message:
-                raise classify_failure([str(message["error"])], 1)
-            if line := progress.update(message):
-                job_log.add(line, "push")
-            if progress.total_bytes and time.monotonic() - logged_at >= PROGRESS_INTERVAL_SEC:
-                logged_at = time.monotonic()
-                job_log.add(progress.summary(), "push")
-    raise VmAgentError("transient", f"no byte was sent for {silent_sec:.0f} s: i/o timeout")
-
-
-def _read_messages(response: http.client.HTTPResponse) -> queue.SimpleQueue[dict[str, Any] | Exception | None]:
-    """Read the JSON messages of a response in a thread; the last one is None, or the error that ended it."""
-    messages: queue.SimpleQueue[dict[str, Any] | Exception | None] = queue.SimpleQueue()
-
-    def read() -> None:
-        try:
+        with report_progress(job_log, f"pushing to {host}", read_sizes, "; `inv push --cancel` stops the push"):
             while line := response.readline(MAX_LINE_BYTES):
-                messages.put({**json.loads(line)})
-            messages.put(None)
-        except Exception as error:  # noqa: BLE001 - raised in the caller's thread, which may have closed the response
-            messages.put(error)
-
-    threading.Thread(target=read, daemon=True).start()
-    return messages
+                message = _parse_object(line, f"the push of {reference}")
+                if "error" in message:
+                    raise classify_failure([str(message["error"])], 1)
+                if text := _read_progress(message, layers):
+                    job_log.add(text, "push")
 
 
-class _PushProgress:
-    """Progress of a push, from the engine's messages: bytes sent of each layer, uncompressed."""
-
-    def __init__(self) -> None:
-        self._layers: dict[str, tuple[int, int]] = {}
-        self._started_at = time.monotonic()
-
-    def update(self, message: dict[str, Any]) -> str | None:
-        """Record a message. Returns the line to log: what is not a step of a layer's progress."""
-        name, state, detail = message.get("id"), str(message.get("status") or ""), message.get("progressDetail") or {}
-        if name is None:
-            return state
-        if isinstance(sent := detail.get("current"), int):
-            total = detail.get("total")
-            self._layers[name] = (sent, total if isinstance(total, int) else sent)
-        elif state == "Pushed" and name in self._layers:
-            self._layers[name] = (self._layers[name][1],) * 2
-        return None if state in ("Preparing", "Waiting", "Pushing") else f"{name}: {state}"
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(total for _, total in self._layers.values())
-
-    def summary(self) -> str:
-        sent_bytes = sum(sent for sent, _ in self._layers.values())
-        rate = sent_bytes / max(0.001, time.monotonic() - self._started_at)
-        done = sum(sent >= total for sent, total in self._layers.values())
-        return (
-            f"{sent_bytes / 1e6:.1f} of {self.total_bytes / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s; "
-            f"{done} of {len(self._layers)} layers sent"
-        )
+def _read_progress(message: dict[str, Any], layers: dict[str, tuple[int, int]]) -> str | None:
+    """Record the bytes of a layer. Returns the line to log: what is not a step of a layer's progress."""
+    name, state, detail = message.get("id"), str(message.get("status") or ""), message.get("progressDetail") or {}
+    if name is None:
+        return state
+    if isinstance(sent := detail.get("current"), int):
+        total = detail.get("total")
+        layers[name] = (sent, total if isinstance(total, int) else sent)
+    elif state == "Pushed" and name in layers:
+        layers[name] = (layers[name][1],) * 2
+    return None if state in ("Preparing", "Waiting", "Pushing") else f"{name}: {state}"
 
 
 # --- the engine's client ----------------------------------------------------------------------------------------------

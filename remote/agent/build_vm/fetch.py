@@ -20,8 +20,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from remote.agent.build_vm.job import JobLog, read_secret, wrap_os_errors
-from remote.agent.build_vm.model_sources import Source, create_source, report_progress
+from remote.agent.build_vm.job import JobLog, read_secret, report_progress, wrap_os_errors
+from remote.agent.build_vm.model_sources import Source, create_source
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.files import CHUNK_BYTES, write_atomic
 from remote.agent.shared.model_files import Entry, is_plain_name, select_files
@@ -200,7 +200,7 @@ def digests(job_log: JobLog, path: Path) -> tuple[int, str, str]:
     """Compute size, sha256, and the git blob sha1, which the hub uses for small files; log the progress."""
     size = path.stat().st_size
     sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    with path.open("rb") as file, report_progress(job_log, f"verifying {path.name}", size, file.tell):
+    with path.open("rb") as file, report_progress(job_log, f"verifying {path.name}", lambda: (file.tell(), size)):
         while chunk := file.read(CHUNK_BYTES):
             sha256.update(chunk)
             if size < 64 << 20:  # the hub does not use the sha1 for larger files

@@ -15,10 +15,11 @@ import re
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from remote.agent.shared.errors import VmAgentError
@@ -29,6 +30,7 @@ from remote.agent.shared.secure_dir import ForeignOwner
 PROGRESS_LINES = 60  # the last lines, which are sent with the progress once a second
 MAX_LINE_CHARS = 300
 MAX_LOG_CHARS = 256 << 20
+PROGRESS_INTERVAL_SEC, STALL_LOG_SEC = 2.0, 60.0
 RESERVE_FILE, RESERVE_BYTES = "outcome.reserve", 32 << 10  # given back for outcome.json if the disk is full by then
 LOG_ONLY_LINES = re.compile(r"#\d+ sha256:")
 _SECRET_TIMEOUT_SEC, _MAX_SECRET_BYTES = 120.0, 1 << 16
@@ -60,6 +62,7 @@ class JobLog:
         self.watched_path: str | None = None
         self.min_free_bytes: float = float("inf")
         self.logged_chars = 0
+        self.lock = threading.Lock()
 
     def add(self, line: str, stage: str | None = None) -> None:
         self.stage = stage or self.stage
@@ -86,8 +89,39 @@ class JobLog:
     def write_progress(self) -> None:
         self.written_at = time.monotonic()
         document = {"count": self.line_count, "lines": list(self.recent_lines)}
-        with contextlib.suppress(OSError):  # a full disk is reported by the step that fails
+        with self.lock, contextlib.suppress(OSError):  # a full disk is reported by the step that fails
             write_json(Path("progress.json"), document)
+
+
+@contextlib.contextmanager
+def report_progress(
+    job_log: JobLog, label: str, read_sizes: Callable[[], tuple[int, int]], hint: str = ""
+) -> Iterator[None]:
+    """Log the bytes that are done, of how many, and their speed, while they grow; else once a minute that they do not.
+
+    `read_sizes` is called in another thread; `hint` ends the line about a stall.
+    """
+    started_at, initial_size, stopped = time.monotonic(), read_sizes()[0], threading.Event()
+
+    def poll() -> None:
+        size, changed_at, logged_at = initial_size, started_at, started_at
+        while not stopped.wait(PROGRESS_INTERVAL_SEC):
+            now, previous = time.monotonic(), size
+            size, total = read_sizes()
+            if size != previous:
+                rate, changed_at, logged_at = (size - initial_size) / (now - started_at), now, now
+                job_log.add(f"{label}: {size / 1e6:.1f} of {total / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s")
+            elif now - logged_at >= STALL_LOG_SEC:
+                logged_at = now
+                job_log.add(f"{label}: nothing new for {now - changed_at:.0f} s{hint}", "stalled")
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join(10.0)
 
 
 def write_json(path: Path, document: object) -> None:

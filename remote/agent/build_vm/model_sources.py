@@ -11,21 +11,19 @@ import select
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
 from remote.agent.build_vm.client import MAX_OUTPUT_BYTES, STALL_TIMEOUT_SEC, run_logged
-from remote.agent.build_vm.job import JobLog
+from remote.agent.build_vm.job import PROGRESS_INTERVAL_SEC, JobLog, report_progress
 from remote.agent.shared.errors import VmAgentError, with_retries
 from remote.agent.shared.files import CHUNK_BYTES
 from remote.agent.shared.model_files import Entry, find_snapshot, resolve_inside, snapshot_files
 from remote.agent.shared.registry_api import is_loopback_http
 
 _FIRST_WAIT_SEC = 1.0
-_PROGRESS_INTERVAL_SEC = 2.0
 
 
 class Source(Protocol):
@@ -88,7 +86,7 @@ class HubSource:
                     sizes.append(path.stat().st_size)
             return sizes
 
-        with report_progress(self._job_log, f"fetching {name}", total, lambda: max(read_sizes(), default=0)):
+        with report_progress(self._job_log, f"fetching {name}", lambda: (max(read_sizes(), default=0), total)):
             self._request({"verb": "fetch", "revision": self._commit, "path": name}, read_sizes)
 
     def _request(self, fields: dict[str, Any], read_sizes: Callable[[], list[int]] = list) -> dict[str, Any]:
@@ -123,7 +121,7 @@ class HubSource:
         Without this limit the client would sleep for as long as the hub's Retry-After says.
         """
         sizes, changed_at = read_sizes(), time.monotonic()
-        while not select.select([cast("IO[bytes]", client.stdout)], [], [], _PROGRESS_INTERVAL_SEC)[0]:
+        while not select.select([cast("IO[bytes]", client.stdout)], [], [], PROGRESS_INTERVAL_SEC)[0]:
             previous, sizes = sizes, read_sizes()
             changed_at = changed_at if sizes == previous else time.monotonic()
             if time.monotonic() - changed_at >= STALL_TIMEOUT_SEC:
@@ -149,26 +147,6 @@ class CacheSource:
         with os.fdopen(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file, part.open("xb") as copy:
             shutil.copyfileobj(file, copy, CHUNK_BYTES)
         part.replace(folder / entry["path"])
-
-
-@contextlib.contextmanager
-def report_progress(job_log: JobLog, label: str, total: int, read_size: Callable[[], int]) -> Iterator[None]:
-    """Log the size that is done, and the speed, every two seconds."""
-    started_at, initial_size, stopped = time.monotonic(), read_size(), threading.Event()
-
-    def poll() -> None:
-        while not stopped.wait(_PROGRESS_INTERVAL_SEC):
-            size = read_size()
-            rate = (size - initial_size) / max(0.001, time.monotonic() - started_at)
-            job_log.add(f"{label}: {size / 1e9:.2f} of {total / 1e9:.2f} GB, {rate / 1e6:.0f} MB/s")
-
-    thread = threading.Thread(target=poll, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join(10.0)
 
 
 # --- the client and the token -----------------------------------------------------------------------------------------

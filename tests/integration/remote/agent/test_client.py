@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from remote.agent.build_vm import client
+from remote.agent.build_vm import client, job
 from remote.agent.build_vm.job import JobLog
 from tests.support.machines.failures import raises_agent_error
 from tests.support.machines.fake_engine import fake_engine, requests_of
@@ -42,11 +42,11 @@ def push(job_log: JobLog, folder: Path, answer: int | list[Any]) -> None:
 
 
 def test_a_push_logs_the_number_of_bytes_sent(job_log: JobLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "PROGRESS_INTERVAL_SEC", 0.05)
+    monkeypatch.setattr(job, "PROGRESS_INTERVAL_SEC", 0.05)
     push(job_log, tmp_path, PUSH)
     logged = [text for _, _, text in job_log.recent_lines]
     assert logged[0] == PUSH[0]["status"]
-    assert any(" of 4.0 MB, " in line and "0 of 1 layers" in line for line in logged), logged
+    assert any(" of 4.0 MB, " in line for line in logged), logged
     assert {f"{LAYER}: Pushed", "ba9876543210: Layer already exists"} <= set(logged)
     assert not any("Preparing" in line for line in logged)
     (header,) = re.findall(r"X-Registry-Auth: (\S+)", requests_of(str(tmp_path / "docker")))
@@ -72,7 +72,8 @@ def test_a_failed_push_has_the_kind_of_the_engine_s_message(
 def test_a_stalled_push_is_reported_and_ended_like_a_broken_connection(
     job_log: JobLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "STALL_LOG_SEC", 0.5)
+    monkeypatch.setattr(job, "PROGRESS_INTERVAL_SEC", 0.05)
+    monkeypatch.setattr(job, "STALL_LOG_SEC", 0.5)
     monkeypatch.setattr(client, "STALL_TIMEOUT_SEC", 1.5)
     with raises_agent_error("transient"):
         push(job_log, tmp_path, [PUSH[2], {"sleep": 300}])

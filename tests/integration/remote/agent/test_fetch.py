@@ -92,7 +92,7 @@ def test_a_hub_that_sends_nothing_is_transient(tmp_path: Path, monkeypatch: pyte
     sleeping = subprocess.Popen(("sleep", "60"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     monkeypatch.setattr(model_sources, "python_with_hub_client", lambda *_: "python")
     monkeypatch.setattr(model_sources, "STALL_TIMEOUT_SEC", 0.3)
-    monkeypatch.setattr(model_sources, "_PROGRESS_INTERVAL_SEC", 0.1)
+    monkeypatch.setattr(model_sources, "PROGRESS_INTERVAL_SEC", 0.1)
     monkeypatch.setattr(model_sources, "start_client", lambda *_: sleeping)
     hub = model_sources.HubSource(
         JobLog(), {"index_url": None, "endpoint": None, "model": "o/n", "folder": ".", "revision": None}, None
