@@ -275,7 +275,6 @@ class NF4Check:
             name=CHECK_POD,
             image=self._image.reference,
             command=["python3", "-B", "-c", read_source(VERSIONS_PROGRAM)],
-            gpus=0,
             cpu="100m",
             memory="256Mi",
             timeout_sec=_CHECK_TIMEOUT_SEC,

@@ -1,10 +1,10 @@
-"""A check that runs once in a pod of its own on a GPU node, and is read from the pod's log."""
+"""A check that runs once in a pod of its own on a GPU node, without a GPU, and is read from the pod's log."""
 
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from remote.cluster.diagnosis.nodes import ANY_PRODUCT, GPU_PRODUCT_LABEL, GPU_RESOURCE, INSTANCE_TYPE_LABEL
+from remote.cluster.diagnosis.nodes import ANY_PRODUCT, GPU_PRODUCT_LABEL, INSTANCE_TYPE_LABEL
 from remote.cluster.diagnosis.pods import diagnose_pod
 from remote.cluster.namespace_client import Cluster
 from tasks.clients.target_cluster import PodPlacement
@@ -20,9 +20,7 @@ class PodCheck:
 
     name: str
     image: str
-    args: list[str] | None = None
-    command: list[str] | None = None
-    gpus: int
+    command: list[str]
     cpu: str
     memory: str
     timeout_sec: float
@@ -49,11 +47,10 @@ def pod_manifest(check: PodCheck, placement: PodPlacement, *, has_secret: bool) 
     product = None if section.gpu == ANY_PRODUCT else section.gpu
     labels = {INSTANCE_TYPE_LABEL: placement.instance_type, GPU_PRODUCT_LABEL: product}
     node_selector = {name: value for name, value in labels.items() if value is not None}
-    program = {"command": check.command, "args": check.args}
     container = {
         "name": "check",
         "image": check.image,
-        **{name: argv for name, argv in program.items() if argv is not None},
+        "command": check.command,
         "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - inside the pod
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -64,7 +61,6 @@ def pod_manifest(check: PodCheck, placement: PodPlacement, *, has_secret: bool) 
             "requests": {"cpu": check.cpu, "memory": check.memory},
             "limits": {
                 "memory": check.memory,
-                **({GPU_RESOURCE: str(check.gpus)} if check.gpus else {}),
                 **({} if section.cpu_limit is None else {"cpu": section.cpu_limit}),
             },
         },

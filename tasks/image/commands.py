@@ -62,9 +62,8 @@ verify = Command(
     effect=Effect.BOTH,
     examples=(
         "inv image.verify  # on the build VM, without network",
-        "inv image.verify --on-node  # the pushed image, on a GPU node",
+        "inv image.verify push  # only an intact image",
     ),
-    on_node=switch("verify the pushed image in a temporary pod on a GPU node of the cluster"),
     dry_run=switch("print the image and where it would be verified, and start nothing"),
 )
 archive = Command(

@@ -1,8 +1,4 @@
-"""`inv image.verify`: check that an image is intact and that a trial runs in it, on the build VM or on a GPU node.
-
-On a node a pod runs the digest that `inv push` recorded, with a worker's resources. It needs a free GPU: while the
-workers use all of them it stays pending, and the reason is printed.
-"""
+"""`inv image.verify`: check on the build VM that an image is intact and that a trial runs in it, without a network."""
 
 import re
 from collections.abc import Iterator
@@ -16,16 +12,12 @@ from remote.image import engine
 from remote.image.plan import model_digests
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.clients.build_vm import build_vm
-from tasks.clients.pod_check import PodCheck, run_pod_check
-from tasks.clients.registry import read_push_record, resolve_image
-from tasks.clients.target_cluster import open_cluster, place_pods
-from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls
+from tasks.errors import ConfirmationRequired, TaskFailed, escape_controls
 from tasks.image import build_profiles
 from tasks.image.build import engine_client
-from tasks.settings.layers import Settings, load
+from tasks.settings.layers import load
 
 VERIFY_TIMEOUT_SEC = 3600.0  # the check reads 14 GB in full
-POD_NAME = "image-check"
 _TRIAL = "python -m bench selfcheck"
 _END = re.compile(r"^image-check: exit (\d+)\n", re.MULTILINE)
 # Of standard error only the end is printed, if there is no report: it has the cause.
@@ -35,16 +27,11 @@ _SCRIPT = (
 )
 
 
-def verify_image(context: Context, *, on_node: bool, dry_run: bool = False) -> CommandResult:
+def verify_image(context: Context, *, dry_run: bool = False) -> CommandResult:
     settings = load(context)
+    name, location = build_profiles.image_name(settings), settings.build.host or "this machine"
     if dry_run:
-        name = resolve_image(settings).reference if on_node else build_profiles.image_name(settings)
-        vm, namespace = settings.build.host or "this machine", settings.cluster.namespace
-        location = f"a pod of namespace {namespace}" if on_node else vm
-        return plan_result([f"verify  {name} in {location}"], image=name, location=location)
-    if on_node:
-        return _verify_on_node(settings)
-    name = build_profiles.image_name(settings)
+        return plan_result([f"verify  {name} on {location}"], image=name, location=location)
     with build_vm(settings, "inv image.verify") as host, engine.connect(host, engine_client(settings)) as vm_engine:
         image = vm_engine.image(name)
         print(f"{name} {image.short_id}, {format_gb(image.size, 2)} unpacked")
@@ -60,55 +47,11 @@ def verify_image(context: Context, *, on_node: bool, dry_run: bool = False) -> C
     return finish(name, report, problems)
 
 
-# --- on a node --------------------------------------------------------------------------------------------------------
-
-
-def _verify_on_node(settings: Settings) -> CommandResult:
-    image, section = resolve_image(settings), settings.cluster
-    with open_cluster(settings, changes=True) as cluster:
-        if cluster.namespace() is None:
-            raise UsageError(
-                f"no namespace {section.namespace}", remedy="`inv deploy` creates it, with its pull secret"
-            )
-        check = PodCheck(
-            name=POD_NAME,
-            image=image.reference,
-            args=["sh", "-c", _SCRIPT, settings.fleet.pods.python],
-            gpus=section.gpus_per_pod,
-            cpu=section.cpu,
-            memory=section.memory,
-            timeout_sec=VERIFY_TIMEOUT_SEC,
-            retry_command="inv image.verify --on-node",
-        )
-        node, text = run_pod_check(place_pods(section, cluster.provider), cluster, check)
-    name = f"{image.reference} on node {node}"
-    report, problems = evaluate(name, text, _pushed_models(settings))
-    if not report["device"]["visible"]:
-        problems.append("no GPU is visible in the pod, although one was allocated to it")
-    return finish(name, report, problems)
-
-
-def _pushed_models(settings: Settings) -> dict[str, str] | None:
-    """Return the manifest digests of the pushed image's models; None if the push is not recorded here."""
-    try:
-        pushed = read_push_record(settings)
-        if settings.cluster.image is None or pushed["digest"] in settings.cluster.image:
-            return model_digests(pushed["labels"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # never pushed from here
-    return None
-
-
-# --- the report -------------------------------------------------------------------------------------------------------
-
-
-def evaluate(name: str, output: str, expected_models: dict[str, str] | None) -> tuple[dict[str, Any], list[str]]:
+def evaluate(name: str, output: str, expected_models: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
     """Print the report and the end of the trial; return the report and all problems. Raises TaskFailed."""
     checked, code, trial, trial_code, *_ = [*_END.split(output), "", "", "", ""]
     report = parse_report(name, checked, int(code) if code else 1)
-    problems = [*report["wrong"]]
-    if expected_models is not None:
-        problems += differing_models(report, expected_models)
+    problems = [*report["wrong"], *differing_models(report, expected_models)]
     print(*_lines(report), sep="\n")
     lines = trial.split("\n")[-4:-1] or ["no output"]
     print(*(escape_controls(f"  {line}") for line in lines), sep="\n")

@@ -199,7 +199,7 @@ CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
     "image.archive": {"path": "/mnt/fss"},
     "image.load": {"path": "/mnt/fss/image.tar.zst"},
     "image.lock": {},
-    "image.verify": {"on_node": True},
+    "image.verify": {},
     "init": {"provider": "generic"},
     "model.demo": {},
     "model.fetch": {"model": "org/name", "tmpdir": "/mnt/fss"},
