@@ -254,8 +254,15 @@ def _to_facts(document: Mapping[str, Any], log: str | None = None) -> Mapping[st
     return document
 
 
-def follow(job: Job, on_line: Callable[[JobLine], None], on_disconnect: Callable[[HostError], None]) -> Outcome:
+def follow(
+    job: Job,
+    on_line: Callable[[JobLine], None],
+    on_disconnect: Callable[[HostError], None],
+    on_state: Callable[[str], None] = lambda _: None,
+) -> Outcome:
     """Follow the job to its end over connections that may break; `on_disconnect` gets the error of each.
+
+    `on_state` gets the state of the present step, such as the bytes of a file so far, else the last line.
 
     Raises JobFailed and, after a minute of silence, the last HostUnreachable; the job continues.
     """
@@ -280,6 +287,8 @@ def follow(job: Job, on_line: Callable[[JobLine], None], on_disconnect: Callable
         for line in lines[max(0, len(lines) - (count - line_count)) :]:
             on_line(line)
         line_count = max(line_count, count)
+        if lines:
+            on_state(str(progress.get("state") or lines[-1].text))
 
     while True:
         try:

@@ -22,6 +22,7 @@ from tasks.adapter.artifact import TrainedAdapter, open_training, run_on_worker
 from tasks.cli.command_result import CommandResult
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, ruled_table
+from tasks.cli.waiting import Wait
 from tasks.errors import RetryableError, TaskFailed, UsageError, results_write_errors
 from tasks.settings.layers import Settings, load
 
@@ -48,7 +49,8 @@ def measure(settings: Settings, trained: TrainedAdapter, answers: int) -> Adapte
         "merged": None if merged is None else merged["path"],
         "answers": answers,
     }
-    result = run_on_worker(settings, trained, "check", request)
+    with Wait("adapter.check"):
+        result = run_on_worker(settings, trained, "check", request)
     try:
         check = schema.from_json(AdapterCheck, result)
     except schema.SchemaError as error:

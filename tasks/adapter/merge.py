@@ -20,6 +20,7 @@ from tasks.adapter.artifact import MERGED, VOLUME, TrainedAdapter, open_training
 from tasks.adapter.check import format_change, hidden_change_warning
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.lock import acquire_lock
+from tasks.cli.waiting import Wait
 from tasks.errors import ConfirmationRequired, UsageError, results_write_errors
 from tasks.settings.layers import load
 
@@ -76,7 +77,8 @@ def merge_adapter(
             "card": render_card(trained, check, base),
             "end_ids": [*trained.record.end_ids, *([] if check is None else check.end_ids)],
         }
-        facts = run_on_worker(settings, trained, "merge", request)
+        with Wait("adapter.merge"):
+            facts = run_on_worker(settings, trained, "merge", request)
         with results_write_errors(trained.folder):
             trained.write_merged(merged_folder, dict(facts))
     if trained.record.evaluations:  # else there is nothing to measure it on

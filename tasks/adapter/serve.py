@@ -36,6 +36,7 @@ from remote.serving import ServerSoftware
 from tasks.adapter.artifact import VOLUME, TrainedAdapter, open_training
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command
+from tasks.cli.waiting import Wait
 from tasks.clients.pod_check import PodCheck, run_pod_check
 from tasks.clients.target_cluster import open_cluster, place_pods
 from tasks.clients.workers import component_hosts
@@ -331,6 +332,7 @@ def stop_server(context: Context, *, dry_run: bool = False, yes: bool) -> Comman
         if not objects:
             print("nothing to do: no server is deployed")
             return None
-        cluster.delete(objects, wait_sec=_DELETE_TIMEOUT_SEC)
+        with Wait("waiting until the server is gone"):
+            cluster.delete(objects, wait_sec=_DELETE_TIMEOUT_SEC)
     print("stopped the server and deleted its key; `inv deploy` restarts the workers")
     return None

@@ -97,22 +97,31 @@ class View:
 
 
 class Wait(View):
-    """Wait for what `text` says, or returns now, with the elapsed time; nothing remains of the line."""
+    """Wait for what `text` says, or returns now, with the elapsed time; nothing remains of the line.
+
+    With `plain` there is no moving line, also on a terminal.
+    """
 
     def __init__(
         self,
         text: str | Callable[[], str],
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        plain: bool = False,
     ) -> None:
-        super().__init__(console, clock=clock)
+        super().__init__(console, plain, clock)
         self._text, self._share = text, ""
 
     def advance(self, done: int, total: int) -> None:
         """Show that `done` of `total` is done."""
         self._share = f", {100 * done // max(1, total)} %"
 
-    def render(self) -> Text:
+    def set_text(self, text: str) -> None:
+        """Wait for another text from now on."""
+        self._text = text
+
+    def render(self) -> RenderableType:
         return self.summary() if self._clock() - self._started >= QUIET_SEC else Text("")
 
     def summary(self) -> Text:

@@ -7,6 +7,7 @@ from typing import Any
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT, GPU_PRODUCT_LABEL, INSTANCE_TYPE_LABEL
 from remote.cluster.diagnosis.pods import diagnose_pod
 from remote.cluster.namespace_client import Cluster
+from tasks.cli.waiting import Wait
 from tasks.clients.target_cluster import PodPlacement
 from tasks.errors import RetryableError, TaskFailed, escape_controls
 
@@ -35,7 +36,8 @@ def run_pod_check(placement: PodPlacement, cluster: Cluster, check: PodCheck) ->
     cluster.apply([pod])
     print(f"pod {check.name} checks {check.image}", flush=True)
     try:
-        node = _wait_until_ended(cluster, placement.section.ready_timeout_sec, check)
+        with Wait(f"pod {check.name}") as line:
+            node = _wait_until_ended(cluster, placement.section.ready_timeout_sec, check, line)
         return node, cluster.logs(check.name)
     finally:
         cluster.delete([pod], wait_sec=DELETE_TIMEOUT_SEC)
@@ -89,7 +91,7 @@ def pod_manifest(check: PodCheck, placement: PodPlacement, *, has_secret: bool) 
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def _wait_until_ended(cluster: Cluster, ready_timeout_sec: float, check: PodCheck) -> str:
+def _wait_until_ended(cluster: Cluster, ready_timeout_sec: float, check: PodCheck, line: Wait) -> str:
     """Wait until the pod has ended and return its node. Raises a task's errors."""
     started_at, first_seen = time.monotonic(), dict[str, float]()
     limit = ready_timeout_sec
@@ -98,6 +100,7 @@ def _wait_until_ended(cluster: Cluster, ready_timeout_sec: float, check: PodChec
         if pod is None:
             raise TaskFailed(f"pod {check.name} was deleted", remedy=f"rerun `{check.retry_command}`")
         phase, now = pod.get("status", {}).get("phase"), time.monotonic()
+        line.set_text(f"pod {check.name}: {phase}")
         if phase in ("Succeeded", "Failed"):
             return str(pod["spec"].get("nodeName", "?"))
         if phase == "Running":

@@ -26,6 +26,7 @@ from remote.providers import registry_provider
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import confirm
+from tasks.cli.waiting import Wait
 from tasks.clients.registry import resolve_image
 from tasks.clients.secrets import check_registry_user, registry_password
 from tasks.clients.target_cluster import MANIFESTS, PodPlacement, manifest_values, open_cluster, place_pods
@@ -250,8 +251,7 @@ def _execute_plan(request: DeployRequest, cluster: Cluster, cluster_plan: Cluste
     workloads = [a.desired for a in written if a.kind in ("Job", "JobSet") and a.desired is not None]
     others = [a.desired for a in written if a.kind not in ("Job", "JobSet") and a.desired is not None]
     if ending:
-        print(f"waiting until {_titles(ending)} are gone", flush=True)
-        cluster.delete(ending, wait_sec=DELETE_TIMEOUT_SEC)
+        _delete(cluster, ending)
     if others:
         cluster.apply(others, force_conflicts=force_conflicts)
         print(f"applied {len(others)} object{'' if len(others) == 1 else 's'}", flush=True)
@@ -268,14 +268,20 @@ def _execute_plan(request: DeployRequest, cluster: Cluster, cluster_plan: Cluste
     request.hooks.before_pods(cluster)
     if deleted:
         cluster.check_creation([a.desired for a in cluster_plan.with_verb(Verb.REPLACE) if a.desired in workloads])
-        print(f"deleting {_titles(deleted)}, and waiting until their pods are gone", flush=True)
-        cluster.delete(deleted, wait_sec=DELETE_TIMEOUT_SEC)
+        print(f"deleting {_titles(deleted)}", flush=True)
+        _delete(cluster, deleted)
     if workloads:
         cluster.apply(workloads, force_conflicts=force_conflicts)
         print(f"started {_titles(workloads)}", flush=True)
 
 
-def _titles(objects: list[Object]) -> str:
+def _delete(cluster: Cluster, objects: Sequence[Object]) -> None:
+    """Delete these objects, and wait until they and their pods are gone."""
+    with Wait(f"waiting until {_titles(objects)} are gone"):
+        cluster.delete(objects, wait_sec=DELETE_TIMEOUT_SEC)
+
+
+def _titles(objects: Sequence[Object]) -> str:
     return ", ".join(f"{item['kind'].lower()}/{item['metadata']['name']}" for item in objects)
 
 
@@ -308,7 +314,7 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
             workloads = [item for item in own if item["kind"] in ("Job", "JobSet")]
             for group in (workloads, [item for item in own if item not in workloads]):
                 if group:
-                    cluster.delete(group, wait_sec=DELETE_TIMEOUT_SEC)
+                    _delete(cluster, group)
             guard.record_change(lost)
         print(f"deleted {len(own)} objects")
     return None

@@ -14,8 +14,7 @@ from typing import Any
 
 from invoke.context import Context
 from invoke.exceptions import Exit
-from rich.console import Group
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -31,6 +30,7 @@ from remote.hosts.pods.pod_index import INDEX_LABEL
 from tasks.cli import terminal
 from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console
+from tasks.cli.waiting import Wait
 from tasks.clients.target_cluster import open_cluster
 from tasks.cluster.checks import EXEC_PERMISSIONS, require_permissions
 from tasks.errors import RetryableError, TaskFailed, UsageError
@@ -72,13 +72,11 @@ def wait_for_pods(
     Raises TaskFailed with the reason as soon as waiting is pointless. `new_login`: the pull secret is new, and the pods
     may still report that the old one was rejected. `on_state` gets each state that is not final.
     """
-    screen = terminal.console()
     started = answered = time.monotonic()
     policy = WaitPolicy(login_sec=MAX_BACK_OFF_SEC if new_login else 0.0)
     old_events: Mapping[object, str | Diagnosis] = {}
     batch_sec = _MIN_BATCH_SEC
-    with Live(console=screen, auto_refresh=False, transient=True) as live:
-        is_live = screen.is_terminal and not plain
+    with PodsWait(plain=plain) as view:
         while True:
             now = time.monotonic()
             try:
@@ -93,12 +91,7 @@ def wait_for_pods(
                 time.sleep(_RETRY_SEC)
                 continue
             events = _events(state)
-            if is_live:
-                findings = (Text(f"  {line}") for line in grouped_lines(state.all_findings))
-                live.update(Group(pod_table(state), *findings), refresh=True)
-            else:
-                for line in _lines([events[key] for key in events if key not in old_events]):
-                    screen.print(line)
+            view.update(state, _lines([events[key] for key in events if key not in old_events]))
             has_news = events.keys() != old_events.keys()
             batch_sec = _MIN_BATCH_SEC if has_news else min(_MAX_BATCH_SEC, 2 * batch_sec)
             old_events = events
@@ -120,7 +113,27 @@ def wait_for_pods(
                 )
             timeout_sec = min(_POLL_SEC, limit - elapsed_sec, policy.remaining_sec(state.all_findings, now))
             _wait_for_change(cluster, timeout_sec, batch_sec)
-    screen.print(f"{_progress(state)}, after {time.monotonic() - started:.0f} s")
+    terminal.console().print(f"{_progress(state)}, after {time.monotonic() - started:.0f} s")
+
+
+class PodsWait(Wait):
+    """The table of the pods on a terminal; elsewhere a line for each change, and after a silence their number."""
+
+    def __init__(self, *, plain: bool) -> None:
+        super().__init__("the pods", plain=plain)
+        self._state: PodFleet | None = None
+
+    def update(self, state: PodFleet, news: Sequence[str]) -> None:
+        self._state = state
+        self.set_text(_progress(state))
+        for line in news if self._is_plain else ():
+            self._print(Text(line))
+
+    def render(self) -> RenderableType:
+        if self._state is None:
+            return super().render()
+        findings = (Text(f"  {line}") for line in grouped_lines(self._state.all_findings))
+        return Group(pod_table(self._state), *findings, self.summary())
 
 
 def _wait_for_change(cluster: Cluster, timeout_sec: float, batch_sec: float) -> None:

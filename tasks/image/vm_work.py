@@ -13,6 +13,7 @@ from remote.image.vm_jobs import JobFailed, JobOptions, Outcome, VmWork
 from remote.jobs import transfer
 from remote.jobs.job import LOG_FILE, Agent, HostBusy, Job, JobState
 from tasks.cli.terminal import confirm
+from tasks.cli.waiting import Wait
 from tasks.clients.build_vm import print_job_line, print_reconnect, to_task_error
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, UsageError
 from tasks.settings.layers import Settings
@@ -55,7 +56,8 @@ def follow(job: Job, work: VmWork) -> Outcome:
     """
     log = work.log_path(job.folder)
     try:
-        outcome = vm_jobs.follow(job, print_job_line, print_reconnect)
+        with Wait(work.verb) as line:
+            outcome = vm_jobs.follow(job, print_job_line, print_reconnect, line.set_text)
     except KeyboardInterrupt as error:
         remedy = ", ".join((f"the job on the VM continues; `{work.options.command}` resumes", *_stop_hints(job)))
         raise Interrupted("detached", remedy=remedy) from error

@@ -197,7 +197,7 @@ def _clear_hub_cache(folder: Path, name: str) -> None:
 
 
 def digests(job_log: JobLog, path: Path) -> tuple[int, str, str]:
-    """Compute size, sha256, and the git blob sha1, which the hub uses for small files; log the progress."""
+    """Compute size, sha256, and the git blob sha1, which the hub uses for small files; show the progress."""
     size = path.stat().st_size
     sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     with path.open("rb") as file, report_progress(job_log, f"verifying {path.name}", lambda: (file.tell(), size)):

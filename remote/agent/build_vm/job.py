@@ -57,7 +57,7 @@ class JobLog:
 
     def __init__(self) -> None:
         self.started_at = time.monotonic()
-        self.stage, self.line_count, self.written_at = "starting", 0, 0.0
+        self.stage, self.state, self.line_count, self.written_at = "starting", "", 0, 0.0
         self.recent_lines: deque[tuple[float, str, str]] = deque(maxlen=PROGRESS_LINES)
         self.watched_path: str | None = None
         self.min_free_bytes: float = float("inf")
@@ -65,7 +65,7 @@ class JobLog:
         self.lock = threading.Lock()
 
     def add(self, line: str, stage: str | None = None) -> None:
-        self.stage = stage or self.stage
+        self.stage, self.state = stage or self.stage, ""
         self.record_free_space()
         if self.logged_chars <= MAX_LOG_CHARS:
             self.logged_chars += len(line)
@@ -79,6 +79,11 @@ class JobLog:
         if time.monotonic() - self.written_at > 0.3:
             self.write_progress()
 
+    def show(self, state: str) -> None:
+        """Report the state of the present step until the next line; it is not logged."""
+        self.state = state
+        self.write_progress()
+
     def record_free_space(self) -> None:
         """Update the minimum of free space: a step that fills the disk often fails without naming that cause."""
         if self.watched_path is not None:
@@ -88,7 +93,7 @@ class JobLog:
 
     def write_progress(self) -> None:
         self.written_at = time.monotonic()
-        document = {"count": self.line_count, "lines": list(self.recent_lines)}
+        document = {"count": self.line_count, "lines": list(self.recent_lines), "state": self.state}
         with self.lock, contextlib.suppress(OSError):  # a full disk is reported by the step that fails
             write_json(Path("progress.json"), document)
 
@@ -97,7 +102,7 @@ class JobLog:
 def report_progress(
     job_log: JobLog, label: str, read_sizes: Callable[[], tuple[int, int]], hint: str = ""
 ) -> Iterator[None]:
-    """Log the bytes that are done, of how many, and their speed, while they grow; else once a minute that they do not.
+    """Show the bytes that are done, of how many, and their speed; log once a minute that they do not grow.
 
     `read_sizes` is called in another thread; `hint` ends the line about a stall.
     """
@@ -110,7 +115,7 @@ def report_progress(
             size, total = read_sizes()
             if size != previous:
                 rate, changed_at, logged_at = (size - initial_size) / (now - started_at), now, now
-                job_log.add(f"{label}: {size / 1e6:.1f} of {total / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s")
+                job_log.show(f"{label}: {size / 1e6:.1f} of {total / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s")
             elif now - logged_at >= STALL_LOG_SEC:
                 logged_at = now
                 job_log.add(f"{label}: nothing new for {now - changed_at:.0f} s{hint}", "stalled")

@@ -41,12 +41,16 @@ def push(job_log: JobLog, folder: Path, answer: int | list[Any]) -> None:
     client.push_image(job_log, [docker], "fra.ocir.io/ns/repo", "1", login)
 
 
-def test_a_push_logs_the_number_of_bytes_sent(job_log: JobLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_shows_the_number_of_bytes_sent(
+    job_log: JobLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
     monkeypatch.setattr(job, "PROGRESS_INTERVAL_SEC", 0.05)
+    monkeypatch.setattr(job_log, "show", shown.append)
     push(job_log, tmp_path, PUSH)
     logged = [text for _, _, text in job_log.recent_lines]
     assert logged[0] == PUSH[0]["status"]
-    assert any(" of 4.0 MB, " in line for line in logged), logged
+    assert any(" of 4.0 MB, " in line for line in shown), shown
     assert {f"{LAYER}: Pushed", "ba9876543210: Layer already exists"} <= set(logged)
     assert not any("Preparing" in line for line in logged)
     (header,) = re.findall(r"X-Registry-Auth: (\S+)", requests_of(str(tmp_path / "docker")))

@@ -1,6 +1,7 @@
 """Jobs of several users on one VM: the same request follows the running job; only its owner cancels it unasked."""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,8 @@ def test_a_malformed_outcome_is_never_a_success(agent: Agent, outcome: str) -> N
 
 def test_a_job_that_another_command_is_starting_is_followed(agent: Agent) -> None:
     job = work({}).new_job(agent)
-    watch, files = job.watch, {"outcome.json": '{"ok": true}'}
+    progress = {"count": 1, "lines": [[0.1, "fetch", "begins"]], "state": "1 of 2 GB"}
+    watch, files = job.watch, {"outcome.json": '{"ok": true}', "progress.json": json.dumps(progress)}
 
     def watch_or_start(*arguments: Any, **limits: Any) -> JobStatus:
         if not Path(job.folder).exists():
@@ -125,7 +127,9 @@ def test_a_job_that_another_command_is_starting_is_followed(agent: Agent) -> Non
         return watch(*arguments, **limits)
 
     job.watch = watch_or_start  # type: ignore[method-assign]
-    assert vm_jobs.follow(job, lambda _: None, lambda _: None).facts == {"ok": True}
+    lines, states = list[vm_jobs.JobLine](), list[str]()
+    assert vm_jobs.follow(job, lines.append, lambda _: None, states.append).facts == {"ok": True}
+    assert ([line.text for line in lines], set(states)) == (["begins"], {"1 of 2 GB"})
 
 
 def test_a_job_at_its_deadline_says_so(agent: Agent) -> None:
