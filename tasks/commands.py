@@ -124,16 +124,14 @@ collect = Command(
 monitor = Command(
     "monitor",
     "tasks.fleet.monitor:show_workers",
-    "Show the activity of every worker's GPU, live.",
+    "Show the activity of every worker's GPU.",
     section=Section.BENCHMARK,
     effect=Effect.SHOWS,
     examples=(
-        "inv monitor  # until Ctrl-C",
-        "inv monitor --once --json  # one sample of every worker, for programs",
+        "inv monitor  # every worker's GPU, now",
+        "watch -n 5 inv monitor  # again every five seconds, until Ctrl-C",
     ),
     name=text("run id of a training over pods: show its pods", name="run"),
-    once=switch("print one table and exit"),
-    plain=switch(PLAIN),
 )
 tune = Command(
     "tune",

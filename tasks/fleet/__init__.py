@@ -10,7 +10,7 @@ training_progress  progress of a training on the terminal
 notify             run the operator's program at the end of a run
 pricing            cost settings, and the price of a worker
 collect            fetch the workers' results, and a training's adapter, into the run's folder
-monitor            `inv monitor`: a live table of the workers' GPUs
+monitor            `inv monitor`: a table of the workers' GPUs
 run_store          the run folders on this machine
 training_job       a training's job, on a host or in pods: read, cancelled, imported into the ledger
 training_pods      the pods of a training's Kubernetes Job, and a pod that reads its volume

@@ -1,4 +1,4 @@
-"""`inv monitor`: a live table of the workers' GPUs, one row each, until Ctrl-C.
+"""`inv monitor`: a table of the workers' GPUs as they are now, one row each; `watch -n 5 inv monitor` repeats it.
 
 It is read-only, and works before, during and after a run, also without the run's operator. Each sample is a command on
 the worker (`python -m bench sample`, a tenth of a second of one core), so unreachable workers are shown, too. A
@@ -6,18 +6,15 @@ trial's full GPU history is in its telemetry.csv.
 """
 
 import contextlib
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
 from invoke.context import Context
-from rich.console import Console, Group, JustifyMethod
-from rich.live import Live
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from bench.records.checksummed import ResultError
@@ -36,10 +33,7 @@ from tasks.fleet.training_job import TrainingJob, open_job, read_state
 from tasks.fleet.training_progress import TrainingLine
 from tasks.settings.layers import Settings, load
 
-REFRESH_SEC = 2.0
 COLUMNS = ("worker", "GPU", "busy", "memory", "power", "SM clock", "temp", "trial", "phase")
-NUMERIC_COLUMNS = ("busy", "memory", "power", "SM clock", "temp")
-DROP_ORDER = ("SM clock", "temp", "power", "memory", "GPU", "busy")
 UNKNOWN = "-"
 
 
@@ -60,35 +54,24 @@ class WorkerSample:
     error: str | None = None
 
 
-def show_workers(context: Context, name: str | None, *, once: bool, plain: bool) -> CommandResult:
-    """Show the workers, those of the run of this name, or the pods of its training, once or until Ctrl-C."""
+def show_workers(context: Context, name: str | None) -> CommandResult:
+    """Show the workers, those of the run of this name, or the pods of its training."""
     settings = load(context)
     run = None if name is None else open_run(settings, name)[0]
-    is_followed = run is not None and run.suite == TRAIN
-    end = None
+    followed, end = run if run is not None and run.suite == TRAIN else None, None
     with contextlib.ExitStack() as stack:
-        job = stack.enter_context(open_job(settings, run)) if run is not None and is_followed else None
-        agents = {host.name: Agent(host) for host in _hosts(settings, run, job)}
-        lines = TrainingLines(settings, run if is_followed else None)
-
-        def sample_by_name(worker: str) -> WorkerSample:
-            return lines.add_to(sample_worker(agents[worker], partial(workers.sample, settings)), agents[worker].host)
-
-        poller = WorkerPoller(list(agents), sample_by_name)
-        console = terminal.console(soft_wrap=False)
-        find_end = partial(_describe_end, run, job) if run is not None and job is not None else lambda: None
-        try:
-            end = _follow(console, poller, find_end, once=once, plain=plain)
-        except KeyboardInterrupt:  # the normal end
-            pass
-        finally:
-            poller.close()
+        job = None if followed is None else stack.enter_context(open_job(settings, followed))
+        hosts = _hosts(settings, run, job)
+        with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
+            samples = list(pool.map(partial(sample_worker, settings, followed), hosts))
+        if job is not None and all(sample.error is not None for sample in samples) and (ended := job.end()) is not None:
+            end = f"run {name}: {ended.text}; `inv collect --run={name}` fetches its results"
+    console = terminal.console(soft_wrap=False)
+    console.print(render(samples))
     if end is not None:
         console.print(end, markup=False, soft_wrap=True)
-    return CommandResult(
-        data={"workers": [asdict(sample) for sample in poller.samples], "end": end},
-        failure=find_unreachable(poller.samples) if once and end is None else None,
-    )
+    data = {"workers": [asdict(sample) for sample in samples], "end": end}
+    return CommandResult(data=data, failure=find_unreachable(samples) if end is None else None)
 
 
 def _hosts(settings: Settings, run: RunRecord | None, job: TrainingJob | None) -> Sequence[Host]:
@@ -98,77 +81,44 @@ def _hosts(settings: Settings, run: RunRecord | None, job: TrainingJob | None) -
     return workers.run_hosts(settings, run) if job is None else job.hosts
 
 
-def _describe_end(run: RunRecord, job: TrainingJob) -> str | None:
-    """Return one line on the end of a training whose job has ended; None while it goes on."""
-    end = job.end()
-    return (
-        None if end is None else f"run {run.run_id}: {end.text}; `inv collect --run={run.run_id}` fetches its results"
-    )
-
-
-class TrainingLines:
-    """The lines of the trainings that run on workers: of the training `followed`, or of those known on this machine."""
-
-    def __init__(self, settings: Settings, followed: RunRecord | None) -> None:
-        self._settings, self._followed = settings, followed
-        self._lines = dict[str, TrainingLine]()
-
-    def add_to(self, sample: WorkerSample, host: Host) -> WorkerSample:
-        """Add the state of the training that runs on this worker to its sample."""
-        run = self._followed or self._find_run(sample.job)
-        if sample.error is not None or run is None:
-            return sample
-        try:
+def sample_worker(settings: Settings, followed: RunRecord | None, host: Host) -> WorkerSample:
+    """Sample one worker; if it does not answer, the sample has an `error`. `followed` is the training that it runs."""
+    agent = Agent(host)
+    try:
+        measured, job = workers.sample(settings, host), agent.holder(slot_path(host))
+        sample = WorkerSample(
+            worker=host.name, gpus=measured["gpus"], load_average_1min=measured["load_average_1min"], job=job
+        )
+        run = followed or _find_training(settings, job)
+        if run is not None:
             state = read_state(run, host)
-        except HostError as error:
-            return replace(sample, error=escape_controls(str(error)))
-        line = self._lines.setdefault(run.run_id, TrainingLine(self._settings, run)).text(state)
-        return replace(
-            sample,
-            trial=run.planned[0].trial_id,
-            phase="starting" if state.progress is None else phase_text(vars(state.progress)),
-            training=line if host.name == run.workers[0] else None,
-        )
-
-    def _find_run(self, job: str | None) -> RunRecord | None:
-        """Return the training of a job's folder; None if this machine does not know it."""
-        try:
-            folder = self._settings.results_folder / PurePosixPath(job or "").parent.name
-            run = RunRecord.read(folder / RUN_FILE)
-        except ResultError:
-            return None
-        return run if run.suite == TRAIN else None
-
-
-def sample_worker(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> WorkerSample:
-    """Sample one worker; if it does not answer, the sample has an `error`."""
-    worker = agent.host.name
-    try:
-        measurement = sample(agent.host)
-        holder = agent.holder(slot_path(agent.host))
-        progress = None
-        if holder is not None:
-            progress = Job(agent, holder).watch(lambda _: None, progress=PROGRESS_PATH, duration_sec=0.0).progress
+            line = TrainingLine(settings, run).text(state) if host.name == run.workers[0] else None
+            phase = "starting" if state.progress is None else _phase_text(vars(state.progress))
+            sample = replace(sample, trial=run.planned[0].trial_id, phase=phase, training=line)
+        elif job is not None:
+            progress = Job(agent, job).watch(lambda _: None, progress=PROGRESS_PATH, duration_sec=0.0).progress
+            trial = PurePosixPath(job).name.rpartition(".")[0]  # without the attempt
+            sample = replace(sample, trial=trial, phase=None if progress is None else _phase_text(progress))
+        rows([sample])
     except HostError as error:
-        return WorkerSample(worker=worker, error=str(error).removeprefix(f"{worker}: "))
-    try:
-        worker_sample = WorkerSample(
-            worker=worker,
-            gpus=measurement["gpus"],
-            load_average_1min=measurement["load_average_1min"],
-            trial=None if holder is None else PurePosixPath(holder).name.rpartition(".")[0],  # without the attempt
-            phase=None if progress is None else phase_text(progress),
-            job=holder,
-        )
-        rows([worker_sample])
+        reason = str(error).removeprefix(f"{host.name}: ")
     except (KeyError, TypeError, ValueError, AttributeError):
-        return WorkerSample(
-            worker=worker, error="its bench sent an unreadable sample; does its image have another version?"
-        )
-    return worker_sample
+        reason = "its bench sent an unreadable sample; does its image have another version?"
+    else:
+        return sample
+    return WorkerSample(worker=host.name, error=reason)
 
 
-def phase_text(progress: Mapping[str, Any]) -> str:
+def _find_training(settings: Settings, job: str | None) -> RunRecord | None:
+    """Return the training of a job's folder; None if this machine does not know it."""
+    try:
+        run = RunRecord.read(settings.results_folder / PurePosixPath(job or "").parent.name / RUN_FILE)
+    except ResultError:
+        return None
+    return run if run.suite == TRAIN else None
+
+
+def _phase_text(progress: Mapping[str, Any]) -> str:
     return f"{progress.get('phase', UNKNOWN)} {progress.get('step', 0)}/{progress.get('steps', 0)}"
 
 
@@ -179,111 +129,37 @@ def find_unreachable(samples: Sequence[WorkerSample]) -> RetryableError | None:
         return None
     first = f"{unreachable[0].worker}: {unreachable[0].error}"
     count = f"{len(unreachable)} of {len(samples)} workers did not answer"
-    return RetryableError(f"{count}: {first}", remedy="fix that, then rerun `inv monitor --once`")
-
-
-class WorkerPoller:
-    """Samples workers in parallel and keeps the latest sample of each. A slow worker does not delay the others."""
-
-    def __init__(self, workers: Sequence[str], sample: Callable[[str], WorkerSample]) -> None:
-        self._sample = sample
-        self._pool = ThreadPoolExecutor(max_workers=min(64, len(workers)))
-        self._pending: dict[str, Future[WorkerSample]] = {}
-        self._last = {worker: WorkerSample(worker=worker, error="no answer yet") for worker in workers}
-
-    def poll(self, *, timeout_sec: float | None) -> list[WorkerSample]:
-        """Query all workers without a pending query, wait up to `timeout_sec`, and return each one's latest sample.
-
-        None waits for all of them.
-        """
-        for worker in self._last:
-            if worker not in self._pending:
-                self._pending[worker] = self._pool.submit(self._sample, worker)
-        done, _ = wait(self._pending.values(), timeout=timeout_sec)
-        for worker, future in list(self._pending.items()):
-            if future in done:
-                self._last[worker] = future.result()
-                del self._pending[worker]
-        return self.samples
-
-    @property
-    def samples(self) -> list[WorkerSample]:
-        """The latest sample of each worker."""
-        return list(self._last.values())
-
-    def close(self) -> None:
-        """Stop sampling; a pending query ends at its own deadline."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _follow(
-    console: Console, poller: WorkerPoller, find_end: Callable[[], str | None], *, once: bool, plain: bool
-) -> str | None:
-    """Show the samples of all workers once, or every REFRESH_SEC until a training has ended; return its end."""
-    is_table = once or (console.is_terminal and not plain)
-    with Live(console=console, auto_refresh=False) if is_table and not once else contextlib.nullcontext() as live:
-        while True:
-            started = time.monotonic()
-            samples = poller.poll(timeout_sec=None if once else REFRESH_SEC)
-            if all(sample.error is not None for sample in samples) and (end := find_end()) is not None:
-                return end
-            if live is not None:
-                live.update(render(samples, console.width), refresh=True)
-            elif is_table:
-                console.print(render(samples, console.width))
-            else:
-                _print_lines(console, samples)
-            if once:
-                return None
-            time.sleep(max(0.0, REFRESH_SEC - (time.monotonic() - started)))
+    return RetryableError(f"{count}: {first}", remedy="fix that, then rerun `inv monitor`")
 
 
 def rows(samples: Sequence[WorkerSample]) -> list[tuple[str, ...]]:
-    """Return the table's cells: one row per GPU, or one row for a worker without a GPU."""
+    """Return the table's cells: one row per GPU, or one row for a worker without a GPU. Unreachable ones have none."""
     cells: list[tuple[str, ...]] = []
     for sample in samples:
-        trial_cells = (sample.trial or "idle", sample.phase or UNKNOWN)
         if sample.error is not None:
-            cells.append((sample.worker, f"unreachable: {sample.error}", *[UNKNOWN] * 7))
-        elif not sample.gpus:
-            load = UNKNOWN if sample.load_average_1min is None else f"{sample.load_average_1min:.1f}"
-            cells.append((sample.worker, f"no GPU, load {load}", *[UNKNOWN] * 5, *trial_cells))
-        for gpu in sample.gpus:
-            cells.append((sample.worker, *_gpu_cells(gpu), *trial_cells))  # noqa: PERF401 - two shapes of row, one loop
+            continue
+        load = UNKNOWN if sample.load_average_1min is None else f"{sample.load_average_1min:.1f}"
+        gpus = [_gpu_cells(gpu) for gpu in sample.gpus] or [(f"no GPU, load {load}", *[UNKNOWN] * 5)]
+        cells += [(sample.worker, *gpu, sample.trial or "idle", sample.phase or UNKNOWN) for gpu in gpus]
     return [tuple(escape_controls(cell) for cell in row) for row in cells]
 
 
-def render(samples: Sequence[WorkerSample], width: int) -> Group:
-    """Return the table, then a line per unreachable worker (its error does not fit a cell) and per training."""
-    error_lines = [
-        f"{escape_controls(sample.worker)}: unreachable: {escape_controls(sample.error)}"
-        for sample in samples
-        if sample.error is not None
-    ]
-    reachable = [sample for sample in samples if sample.error is None]
+def render(samples: Sequence[WorkerSample]) -> Group:
+    """Return the table, then a line per unreachable worker and per training."""
+    table = terminal.plain_table(*COLUMNS)
+    for column in table.columns:
+        column.no_wrap = True  # too narrow for whole names: one block for each row
+    for row in rows(samples):
+        table.add_row(*map(Text, row))
     return Group(
-        *([table(reachable, width)] if reachable else []),
-        *(Text(line, style="red") for line in error_lines),
+        *([table] if table.row_count else []),
+        *(
+            Text(escape_controls(f"{sample.worker}: unreachable: {sample.error}"), style="red")
+            for sample in samples
+            if sample.error is not None
+        ),
         *(Text(sample.training) for sample in samples if sample.training is not None),
     )
-
-
-def table(samples: Sequence[WorkerSample], width: int) -> Table:
-    """Return the rows as a table; drop the least important columns until it fits `width` characters."""
-    cells = [dict(zip(COLUMNS, row, strict=True)) for row in rows(samples)]
-    widths = {title: max([len(title), *(len(row[title]) for row in cells)]) + 1 for title in COLUMNS}
-    titles = list(COLUMNS)
-    for title in DROP_ORDER:
-        if sum(map(widths.__getitem__, titles)) > width:
-            titles.remove(title)
-    result = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    for title in titles:
-        min_width = widths[title] - 1 if title == "worker" else None
-        justify: JustifyMethod = "right" if title in NUMERIC_COLUMNS else "left"
-        result.add_column(title, no_wrap=True, overflow="ellipsis", justify=justify, min_width=min_width)
-    for row in cells:
-        result.add_row(*(Text(row[title], style="dim" if row["trial"] == "idle" else "") for title in titles))
-    return result
 
 
 def _gpu_cells(gpu: Mapping[str, Any]) -> tuple[str, ...]:
@@ -301,12 +177,3 @@ def _gpu_cells(gpu: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _with_unit(value: float | None, unit: str) -> str:
     return UNKNOWN if value is None else f"{value:.0f} {unit}"
-
-
-def _print_lines(console: Console, samples: Sequence[WorkerSample]) -> None:
-    for row in rows(samples):
-        known = ", ".join(cell for cell in row[1:] if cell != UNKNOWN)
-        console.print(f"{row[0]}: {known}", markup=False, soft_wrap=True)
-    for sample in samples:
-        if sample.training is not None:
-            console.print(sample.training, markup=False, soft_wrap=True)

@@ -7,7 +7,7 @@ commands: flags and help of `inv tenancy` and its subcommands
 show: `inv tenancy`: read everything in parallel, and print it
 discovery: read a tenancy's resources, and derive settings from them
 repository: `inv tenancy.repository`
-oke_clusters: `inv tenancy.kubeconfig`, and the merge of two kubeconfigs
+oke_clusters: `inv tenancy.kubeconfig`
 
 kubectl runs `python -m tasks.oci token` for a token.
 """

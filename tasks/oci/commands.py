@@ -37,7 +37,7 @@ repository = Command(
 kubeconfig = Command(
     "tenancy.kubeconfig",
     "tasks.oci.oke_clusters:write_kubeconfig",
-    "Add the cluster to your kubeconfig, without the OCI CLI.",
+    "Write the cluster's kubeconfig, without the OCI CLI.",
     section=Section.TENANCY,
     effect=Effect.CHANGES,
     examples=(
@@ -47,6 +47,6 @@ kubeconfig = Command(
     guard=require_sdk,
     cluster=text("name or OCID of the cluster", unset="the only one"),
     endpoint=text("public or private", unset="public if the cluster has one"),
-    file=text("kubeconfig file to update", unset="cluster.kubeconfig, else kubectl's default"),
+    file=text("file to write, which is not there yet", unset="cluster.kubeconfig, else kubectl's default"),
     dry_run=switch("print the cluster and the file, and write nothing"),
 )

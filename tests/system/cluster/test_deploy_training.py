@@ -175,7 +175,7 @@ def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_
     faults.delete_pod(running_pod(trainer, 1), trainer.namespace)  # a drain has time for a checkpoint
     volume.wait_for_attempt(2)
     volume.continue_until(10)
-    output = trainer.inv("monitor", "--once", f"--run={run_id}")
+    output = trainer.inv("monitor", f"--run={run_id}")
     assert f"{run_id}: train " in output
     assert "1 restart" in output
     faults.delete_pod(running_pod(trainer, 0), trainer.namespace, grace=0)

@@ -94,7 +94,7 @@ def test_a_training_ends_lost_with_the_node_of_a_sick_gpu_and_a_resume_goes_on_e
     assert "failed" not in job["status"], "no pod was started again"
     hold.unlink()  # not earlier: the training could end before the fault is seen
 
-    for task in (("status",), ("monitor", "--once", f"--run={run_id}")):
+    for task in (("status",), ("monitor", f"--run={run_id}")):
         output = trainer.inv(*task)
         assert "LOST" in output
         assert f"`inv collect --run={run_id}`" in output
@@ -131,7 +131,7 @@ def test_a_training_goes_on_without_an_operator_after_the_death_of_the_first_pod
         hold.unlink()
         trainer.cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the Job to complete")
         assert first in [pod["metadata"]["name"] for pod in trainer.objects("pods")], "the lost pod is still listed"
-        assert "SUCCEEDED" in trainer.inv("monitor", "--once", f"--run={run_id}")
+        assert "SUCCEEDED" in trainer.inv("monitor", f"--run={run_id}")
         assert "verified" in trainer.inv("collect", f"--run={run_id}")
     finally:
         trainer.cluster.faults.restore_node(node)

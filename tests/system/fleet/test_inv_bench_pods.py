@@ -121,7 +121,7 @@ def test_a_credential_program_that_fails_is_an_error_of_bench_and_of_monitor(pod
     cluster.break_program()
     try:
         bench_error = pods.inv_error("bench", "--quick")
-        monitor_error = pods.inv_error("monitor", "--once", code=3)
+        monitor_error = pods.inv_error("monitor", code=3)
     finally:
         cluster.repair_program()
     for line in (bench_error, monitor_error):

@@ -147,52 +147,14 @@ def test_a_kubeconfig_has_our_credential_plugin_and_no_secret(
     assert "wrote" not in capsys.readouterr().out
 
 
-def test_a_kubeconfig_is_merged_and_the_old_one_backed_up(
-    service: FakeTenancy, context: Make, project: Path, capsys: Capture
-) -> None:
-    path = project / "kube"
-    other = {"name": "other", "user": {"auth-provider": {"config": {"expiry": "2026-01-02T03:04:05Z"}}}}
-    old = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "users": [other],
-        "current-context": "other",
-        "preferences": {"a": True},
-    }
-    path.write_text(yaml.safe_dump(old))
-    write_kubeconfig(context(), None, "private", "kube")
-    kubeconfig = yaml.safe_load(path.read_text())
-    assert kubeconfig["users"][0] == other
-    assert (kubeconfig["current-context"], kubeconfig["preferences"]) == ("other", {"a": True})
-    assert [item["name"] for item in kubeconfig["contexts"]] == ["training"]
-    backups = [file for file in project.iterdir() if file.name.startswith("kube.")]
-    assert [yaml.safe_load(file.read_text()) for file in backups] == [old]
-    assert [stat.S_IMODE(file.stat().st_mode) for file in (path, *backups)] == [0o600] * 2
-    assert service.bodies[0]["endpoint"] == "PRIVATE_ENDPOINT"
-    assert "bastion" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("clusters: [", "kube:1: cannot be read as YAML; "),
-        ("- a", "kube: not a kubeconfig"),
-        ("kind: Pod", "kube: not a kubeconfig"),
-        ("clusters: [1]", "kube: not a kubeconfig"),
-        ("users: [{name: [a]}]", "kube: not a kubeconfig"),
-        ("clusters: [{name: training, cluster: a}]", "kube: not a kubeconfig"),
-        ("users: {a: b}", "kube: not a kubeconfig"),
-        ("a: \x00", "kube: cannot be read as YAML"),
-    ],
-)
-def test_an_unreadable_kubeconfig_is_never_overwritten(
-    service: FakeTenancy, context: Make, project: Path, text: str, expected: str
-) -> None:
-    (project / "kube").write_text(text)
-    with pytest.raises(UsageError, match=re.escape(expected)):
+def test_a_file_with_anything_else_is_never_written_over(service: FakeTenancy, context: Make, project: Path) -> None:
+    (project / "kube").write_text("kind: Config")
+    with pytest.raises(UsageError, match=r"kube: exists, .*--file ~/\.kube/training"):
         write_kubeconfig(context(), None, None, "kube")
-    assert (project / "kube").read_text() == text
-    assert service.requests == []
+    assert (project / "kube").read_text() == "kind: Config"
+    (project / "kube").unlink()
+    write_kubeconfig(context(), None, "private", "kube")
+    assert service.bodies[-1]["endpoint"] == "PRIVATE_ENDPOINT"
 
 
 @pytest.mark.parametrize("odd", [{"id": None}, {"id": ""}, {"endpoints": 7}])
@@ -231,36 +193,10 @@ def test_a_refused_request_or_malformed_object_is_a_line_and_the_rest_is_shown(
 
 
 @pytest.mark.parametrize(
-    ("entries", "is_refused"),
-    [
-        ({"clusters": [{"name": "training", "cluster": {"server": "https://other"}}]}, True),
-        ({"users": [{"name": "training", "user": {"token": "t"}}]}, True),
-        ({"contexts": [{"name": "training", "context": {"cluster": "c", "user": "me"}}]}, True),
-        (
-            {"contexts": [{"name": "mine", "context": {"cluster": "c", "user": "training"}}]},
-            True,
-        ),  # would get our token
-        ({"contexts": [{"name": "mine", "context": {"cluster": "c", "user": "me"}}]}, False),
-        ({"users": [{"name": "training", "user": {"exec": {"args": ["-m", "tasks.oci"]}}}]}, False),
-    ],
-)
-@pytest.mark.usefixtures("service")
-def test_a_name_that_is_in_use_is_not_taken(
-    entries: dict[str, object], is_refused: bool, context: Make, project: Path
-) -> None:
-    (project / "kube").write_text(yaml.safe_dump(entries))
-    if not is_refused:
-        write_kubeconfig(context(), None, None, "kube")
-        return
-    with pytest.raises(UsageError, match=r"kube: training is in use there, .*--file"):
-        write_kubeconfig(context(), None, None, "kube")
-    assert yaml.safe_load((project / "kube").read_text()) == entries
-
-
-@pytest.mark.parametrize(
     ("answer", "truncated", "error", "expected"),
     [
-        ("<html>", False, UsageError, "not a kubeconfig"),
+        ("<html>", False, UsageError, "kubeconfig for training has no cluster"),
+        ("clusters: [", False, UsageError, "cannot be read as YAML"),
         ("{}", False, UsageError, "kubeconfig for training has no cluster"),
         (yaml.safe_dump(WITHOUT_TLS), False, UsageError, "is not safe: http://x"),
         (yaml.safe_dump(SERVICE_KUBECONFIG), True, TaskFailed, "reading the kubeconfig of training: "),
