@@ -24,42 +24,49 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     priced.sort(key=lambda item: item[1].usd_per_million_useful_tokens.value)
     published = reference_results.matching_results(run)
     published_by_label = reference_results.training_by_label(run, published)
-    chosen = summary.choice
+    chosen, price = summary.choice, summary.prices[0]
     best = priced[0][0] if chosen is None else chosen.row
-    cheapest = priced[0][1]
-    planned_rows = [
-        best,
-        *(
-            row
-            for row, _ in priced
-            if row is not best and published and published_by_label.get(row.label) is published.training[-1]
-        ),
+    # Published results stand next to the rows that measured the same configuration.
+    repeats = {label for label, each in published_by_label.items() if published and each is published.training[-1]}
+    plans = [
+        (row, plan, published if row.label in repeats else None)
+        for row in (best, *(row for row, _ in priced if row is not best and row.label in repeats))
+        for plan in (row.cost.fine_tunings if row.cost else ())
     ]
-    fine_tunings = _fine_tuning_group(planned_rows, published, published_by_label, summary)
-    has_published = published is not None and bool(published_by_label)
-    first_price = cheapest.price
-    is_assumed = any(mark.is_hollow for panel in fine_tunings.panels for mark in panel.marks)
-    hatched_note = " Hatched bars assume a speed-up that was not measured for that configuration." if is_assumed else ""
-    panels = (
-        Panel(
-            title=f"Per million useful tokens, at ${first_price.usd_per_gpu_hour:,.2f}",
-            marks=tuple(
-                row_chart.dollars_mark(cost.usd_per_million_useful_tokens, tone=row_chart.row_tone(row))
-                for row, cost in priced
-            ),
+    names = [f"{row.label}, {formatting.count(plan.gpus, 'GPU')}" for row, plan, _ in plans]
+    dollars = [_usd_mark(plan, price, reference) for _, plan, reference in plans]
+    hours = [_hours_mark(plan, reference) for _, plan, reference in plans]
+    if summary.hosted is not None and (usd := summary.hosted.usd_per_10000_samples) is not None:
+        names.append(f"hosted: {summary.hosted.source}")
+        dollars.append(Mark(value=usd, text=f"${formatting.number(usd)}", tone=BASELINE_TONE))
+        hours.append(Mark(value=None, text=formatting.UNKNOWN))
+    by_tokens = Panel(
+        title=f"Per million useful tokens, at ${priced[0][1].price.usd_per_gpu_hour:,.2f}",
+        marks=tuple(
+            row_chart.dollars_mark(cost.usd_per_million_useful_tokens, tone=row_chart.row_tone(row))
+            for row, cost in priced
         ),
     )
+    by_samples = (
+        Panel(title=f"10,000 samples at ${price.usd_per_gpu_hour:,.2f}", marks=tuple(dollars)),
+        Panel(title="Hours per 10,000 samples", marks=tuple(hours)),
+    )
+    is_assumed = any(mark.is_hollow for mark in dollars)
+    hatched_note = " Hatched bars assume a speed-up that was not measured for that configuration." if is_assumed else ""
+    source = published if published_by_label else None
     return RowFigure(
         header=make_header(
             summary,
             _title(best, is_cheapest=chosen is not None and best is priced[0][0] and not chosen.tied),
             *row_chart.header_facts(summary),
             *(price.description for price in summary.prices[:_MAX_PRICES]),
-            f"{PUBLISHED} {published.source}, at ${published.cost_10000_samples['usd_per_gpu_hour']:.2f} per GPU hour"
-            if published is not None and has_published
-            else "",
+            published=source,
+            remark="" if source is None else f", at ${_published_usd_per_hour(source):.2f} per GPU hour",
         ),
-        groups=(MarkGroup(names=tuple(row.label for row, _ in priced), panels=panels), fine_tunings),
+        groups=(
+            MarkGroup(names=tuple(row.label for row, _ in priced), panels=(by_tokens,)),
+            MarkGroup(names=tuple(names), panels=by_samples),
+        ),
         caption=(
             "Cheapest first, in US$: shorter bars are better. More GPUs finish sooner at nearly the same cost; billed "
             "adds the time before a process's first step. Dollars are proportional to the price."
@@ -102,71 +109,28 @@ def _title(best: ConfigurationRow, *, is_cheapest: bool) -> str:
     return f"{title}; {FINE_TUNING_SAMPLES:,} samples cost ${dollars} on {formatting.count(fine_tuning.gpus, 'GPU')}"
 
 
-def _fine_tuning_group(
-    rows: list[ConfigurationRow],
-    published: PublishedResults | None,
-    published_by_label: Mapping[str, reference_results.PublishedTraining],
-    summary: Summary,
-) -> MarkGroup:
-    """Make a row for each configuration and number of GPUs: dollars at the first price, and hours."""
-    plans = [
-        (row, number, plan) for row in rows if row.cost is not None for number, plan in enumerate(row.cost.fine_tunings)
-    ]
-    # Published results, for the rows that measured the same configuration.
-    references = [
-        published if published is not None and published_by_label.get(row.label) is published.training[-1] else None
-        for row, *_ in plans
-    ]
-    names = [f"{row.label}, {formatting.count(plan.gpus, 'GPU')}" for row, _, plan in plans]
-    price = summary.prices[0]
-    dollars = []
-    for (*_, plan), reference in zip(plans, references, strict=True):
-        published_usd = (
-            {}
-            if reference is None or not _is_published_price(price, published)
-            else reference.cost_10000_samples["usd"]
-        )
-        dollars.append(_usd_mark(plan, tuple(published_usd.get(plan.gpus, ()))))
-    hosted = summary.hosted
-    hosted_usd = None if hosted is None else hosted.usd_per_10000_samples
-    if hosted_usd is not None:
-        dollars.append(Mark(value=hosted_usd, text=f"${formatting.number(hosted_usd)}", tone=BASELINE_TONE))
-    panels = [Panel(title=f"10,000 samples at ${price.usd_per_gpu_hour:,.2f}", marks=tuple(dollars))]
-    hours = [
-        _hours_mark(plan, None if reference is None else reference.cost_10000_samples["minutes"].get(plan.gpus))
-        for (*_, plan), reference in zip(plans, references, strict=True)
-    ]
-    if hosted is not None and hosted_usd is not None:
-        names.append(f"hosted: {hosted.source}")
-        hours.append(Mark(value=None, text=formatting.UNKNOWN))
-    panels.append(Panel(title="Hours per 10,000 samples", marks=tuple(hours)))
-    return MarkGroup(names=tuple(names), panels=tuple(panels))
+def _published_usd_per_hour(published: PublishedResults) -> float:
+    return float(published.cost_10000_samples["usd_per_gpu_hour"])
 
 
-def _is_published_price(price: Price, published: PublishedResults | None) -> bool:
-    """Return whether this is the price of the published dollars; others cannot be compared."""
-    if published is None:
-        return False
-    return abs(price.usd_per_gpu_hour - float(published.cost_10000_samples["usd_per_gpu_hour"])) < 1e-9
-
-
-def _usd_mark(plan: FineTuning, references: tuple[float, ...]) -> Mark:
-    billed = plan.usd_billed.value
+def _usd_mark(plan: FineTuning, price: Price, published: PublishedResults | None) -> Mark:
+    """Make a mark of the dollars, next to published ones only at the published price."""
+    is_same_price = published is not None and abs(price.usd_per_gpu_hour - _published_usd_per_hour(published)) < 1e-9
+    known = tuple(published.cost_10000_samples["usd"].get(plan.gpus, ())) if published and is_same_price else ()
     places = formatting.significant_decimals(plan.usd.value)
-    billed_text = f", billed ${formatting.number(billed, places)}" if plan.startup_sec is not None else ""
-    published_text = (
-        f"  {PUBLISHED} {', '.join(f'${fromkey:.2f}' for fromkey in dict.fromkeys(references))}" if references else ""
-    )
-    text = f"${formatting.number(plan.usd.value, places)}{billed_text}{published_text}"
-    return row_chart.interval_mark(plan.usd, text, is_hollow=not plan.scaling.is_measured, published=references)
+    billed = f", billed ${formatting.number(plan.usd_billed.value, places)}" if plan.startup_sec is not None else ""
+    references = f"  {PUBLISHED} {', '.join(f'${usd:.2f}' for usd in dict.fromkeys(known))}" if known else ""
+    text = f"${formatting.number(plan.usd.value, places)}{billed}{references}"
+    return row_chart.interval_mark(plan.usd, text, is_hollow=not plan.scaling.is_measured, published=known)
 
 
-def _hours_mark(plan: FineTuning, minutes: float | None) -> Mark:
+def _hours_mark(plan: FineTuning, published: PublishedResults | None) -> Mark:
     hours = plan.training_sec.times(1 / 3600)
-    published_text = f"  {PUBLISHED} {minutes / 60:.2f}" if minutes else ""
-    text = f"{formatting.number(hours.value)} h{'' if plan.scaling.is_measured else ', assumed'}{published_text}"
-    references = (minutes / 60,) if minutes else ()
-    return row_chart.interval_mark(hours, text, is_hollow=not plan.scaling.is_measured, published=references)
+    minutes = None if published is None else published.cost_10000_samples["minutes"].get(plan.gpus)
+    reference = f"  {PUBLISHED} {minutes / 60:.2f}" if minutes else ""
+    text = f"{formatting.number(hours.value)} h{'' if plan.scaling.is_measured else ', assumed'}{reference}"
+    known = (minutes / 60,) if minutes else ()
+    return row_chart.interval_mark(hours, text, is_hollow=not plan.scaling.is_measured, published=known)
 
 
 COST = Chart(

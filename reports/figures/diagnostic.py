@@ -77,14 +77,13 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             for rate, effects in (("Samples per second", sample_marks), ("Useful tokens per second", token_marks))
         ]
     )
-    has_published = any(factor is not None for factor in factors)
     return RowFigure(
         header=make_header(
             summary,
             _title(changes, panels[1]),
             f"centre: {CENTRE}, n = {centre.measured.n_steps} steps",
             row_chart.describe_intervals([row for row, *_ in changes]),
-            f"{PUBLISHED} {published.source}" if published is not None and has_published else "",
+            published=published if any(factors) else None,
         ),
         groups=(MarkGroup(names=tuple(description for *_, description in changes), panels=panels),),
         caption=(

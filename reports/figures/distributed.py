@@ -47,7 +47,8 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             _title(rates, steps, without_sync),
             f"n = {formatting.number_range(step_counts)} steps per trial" if step_counts else "",
             "95 % intervals",
-            f"{PUBLISHED} {published.source}: two contradictory records" if published is not None else "",
+            published=published,
+            remark=": two contradictory records",
         ),
         groups=(
             MarkGroup(names=tuple(formatting.count(ranks, "rank") for ranks in rates), panels=tuple(panels)),

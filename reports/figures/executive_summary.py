@@ -3,7 +3,6 @@
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
 from reports.figures.drawing.row_chart import RowFigure
-from reports.figures.drawing.style import PUBLISHED
 from reports.read import reference_results
 from reports.read.loaded_run import Run
 from reports.summary.rows import ConfigurationRow
@@ -18,10 +17,9 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     published_by_label = reference_results.training_by_label(run, published)
 
     def samples(row: ConfigurationRow) -> Mark:
-        published_training = published_by_label.get(row.label)
-        rates = () if published_training is None else published_training.samples_per_sec
-        suffix = f"  {PUBLISHED} {', '.join(f'{rate:g}' for rate in rates)} published" if rates else ""
-        return row_chart.estimate_mark(row, "elapsed_samples_per_sec", suffix=suffix, published=rates)
+        training = published_by_label.get(row.label)
+        rates = () if training is None else training.samples_per_sec
+        return row_chart.estimate_mark(row, "elapsed_samples_per_sec", published=rates)
 
     panels = (
         Panel(
@@ -30,8 +28,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         ),
         Panel(title="Samples per s, per worker", marks=tuple(samples(row) for row in rows)),
     )
-    has_published = any(row.label in published_by_label for row in rows)
-    source = f"{PUBLISHED} {published.source}" if published is not None and has_published else ""
+    source = published if any(row.label in published_by_label for row in rows) else None
     reservation = "" if summary.recommended_label in (None, rows[0].label) else ", but is not recommended"
     baseline_note = f"; grey is {summary.baseline}" if any(row.is_baseline for row in rows) else ""
     published_note = "; hollow diamonds are published results" if source else ""
@@ -40,7 +37,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             summary,
             f"{rows[0].label} gives the most useful tokens per second{reservation}: {panels[0].marks[0].text}",
             *row_chart.header_facts(summary),
-            source,
+            published=source,
         ),
         groups=(MarkGroup(names=tuple(row.label for row in rows), panels=panels),),
         caption=(

@@ -4,7 +4,6 @@ from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
 from reports.figures.drawing.row_chart import RowFigure
-from reports.figures.drawing.style import PUBLISHED
 from reports.read import measurements, reference_results
 from reports.read.loaded_run import Run
 from reports.read.measurements import MeasuredValue
@@ -44,7 +43,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             summary,
             title,
             measurements.describe_spread([*reached.values(), *(copy for _, copy in copies)]),
-            f"{PUBLISHED} {published.source}" if published is not None else "",
+            published=published,
         ),
         groups=(
             MarkGroup(
@@ -93,7 +92,7 @@ def _mark(measured: MeasuredValue, published: float | None = None) -> Mark:
     return row_chart.measured_mark(
         measured,
         "",
-        suffix=share + (f"  {PUBLISHED} {formatting.number(published)} published" if published is not None else ""),
+        suffix=share,
         published=published,
         limit=100.0 * measured.value / measured.share_percent
         if measured.value is not None and measured.share_percent

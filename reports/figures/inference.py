@@ -4,7 +4,7 @@ from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
 from reports.figures.drawing.row_chart import RowFigure
-from reports.figures.drawing.style import ACCENT_TONE, OTHER_TONE, PUBLISHED
+from reports.figures.drawing.style import ACCENT_TONE, OTHER_TONE
 from reports.read import measurements, reference_results
 from reports.read.loaded_run import Run
 from reports.read.measurements import MeasuredValue
@@ -47,7 +47,8 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             _title(rates),
             measurements.describe_spread(rates.values()),
             f"{context.get('prompt_tokens', 'unknown')} prompt tokens, {context.get('new_tokens', 'unknown')} new ones",
-            f"{PUBLISHED} {published.source}, 4 bit" if published else "",
+            published=published,
+            remark=", 4 bit",
         ),
         groups=(
             MarkGroup(names=tuple(f"{_name(precision)}, batch {batch}" for precision, batch in rows), panels=panels),
@@ -78,8 +79,6 @@ def _name(precision: str) -> str:
 def _mark(values: Values, precision: str, batch: int, published: float | None) -> Mark:
     adapter = values.get((precision, batch, "adapter"))
     suffix = "" if adapter is None else f"  | {formatting.number(adapter.value)} with LoRA"
-    if published is not None:
-        suffix += f"  {PUBLISHED} {formatting.number(published)} published"
     return row_chart.measured_mark(
         values.get((precision, batch, "base")),
         "",

@@ -63,10 +63,9 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             memory_value = _find(candidates, precision, None)
             if memory_value is not None and memory_value.value is not None:
                 published_bytes = published.loading.get(precision, {}).get("device_memory_bytes") if published else None
+                known = published_bytes / 1e9 if published_bytes and label == "after loading" else None
                 names.append(f"{_PRECISION_NAMES.get(precision, precision)}, {label}")
-                memory_marks.append(
-                    _memory_mark(memory_value, tone, published_bytes if label == "after loading" else None)
-                )
+                memory_marks.append(row_chart.measured_mark(memory_value, "GB", scale=1e9, tone=tone, published=known))
     saved_percent = _saved_percent(held_memory)
     memory = Panel(title="Device memory, GB", marks=tuple(memory_marks))
     return RowFigure(
@@ -74,7 +73,8 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             summary,
             _title(loads, saved_percent),
             measurements.describe_spread(loads),
-            f"{PUBLISHED} {published.source}; state of its page cache unknown" if published else "",
+            published=published,
+            remark="; state of its page cache unknown",
         ),
         groups=(
             MarkGroup(names=tuple(steps), panels=row_chart.share_axis(seconds)),
@@ -109,12 +109,6 @@ def _published_mark(seconds: float | None) -> Mark:
     if seconds is None:
         return Mark(value=None, text="not published")
     return Mark(value=None, text=f"{PUBLISHED} {formatting.number(seconds)} s published", published=(seconds,))
-
-
-def _memory_mark(measured: MeasuredValue, tone: str, published_bytes: float | None) -> Mark:
-    suffix = f"  {PUBLISHED} {formatting.number(published_bytes / 1e9)} GB published" if published_bytes else ""
-    published = published_bytes / 1e9 if published_bytes else None
-    return row_chart.measured_mark(measured, "GB", scale=1e9, suffix=suffix, tone=tone, published=published)
 
 
 def _saved_percent(held_memory: list[MeasuredValue]) -> float | None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bench.records.status import TrialStatus
 from bench.records.training import Evaluation
 from reports import formatting
-from reports.figures.drawing import lines, row_chart
+from reports.figures.drawing import row_chart
 from reports.figures.drawing.layout import MARGIN_IN, Chart, Header, Sheet, create_layout, make_header
 from reports.figures.drawing.style import (
     ACCENT_TONE,
@@ -30,30 +30,22 @@ from reports.read.loaded_run import Run
 from reports.summary.summary import Summary
 
 _MAX_POINTS = 300
-_LABEL_HEIGHT_IN = 0.2
-_MAX_NAME_IN = 2.8  # maximum width of the name in a label
+_LABEL_HEIGHT_IN, _LABEL_SIZE = 0.2, 8.5
+_NAME_IN, _NARROW_NAME_IN = 1.9, 1.0  # maximum width of the name in a label
 _NOTABLE_LOSS_GAP = 0.1  # nats per token above the lowest final loss; the title names a configuration beyond it
 _FEW_POINTS = 3  # a line through fewer held-out losses would suggest a course that was not measured
 
 Floats = NDArray[np.float64]
 
 
-class CurveMarker(NamedTuple):
-    """A marker of matplotlib, filled or hollow, and the character of the same shape for the label."""
-
-    shape: str
-    is_hollow: bool
-    character: str
-
-
-MARKERS = tuple(map(CurveMarker, "os^Dv><os^Dv><", [False] * 7 + [True] * 7, "●■▲◆▼▶◀○□△◇▽▷◁"))
+_MARKERS = "os^Dv><"  # filled, then hollow: no two curves have the same
 _MARKS_PER_CURVE = 8
 _TONES, _LINE_STYLES = (OTHER_TONE, MUTED), ("-", "--", "-.")  # neither the baseline nor recommended
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossCurve:
-    """A curve: losses at positions `x`, the useful tokens up to the last, its tone, and its marker, which no other has.
+    """A curve: losses at positions `x`, the useful tokens up to the last, and its tone.
 
     `held_out` are positions and evaluations of a training.
     """
@@ -63,7 +55,6 @@ class LossCurve:
     loss: Floats
     useful_tokens: int
     tone: str
-    marker: CurveMarker
     held_out: tuple[tuple[float, Evaluation], ...] = ()
 
     @property
@@ -95,13 +86,15 @@ class LossFigure:
         return f"Loss over {self.x_title}. " + "; ".join(curves) + "."
 
     def draw(self, sheet: Sheet) -> Figure:
-        height_in = max(2.4, _LABEL_HEIGHT_IN * len(self.curves))
-        layout = create_layout(self.header, sheet, height_in + 0.9)
+        labels_in = _LABEL_HEIGHT_IN * (len(self.curves) + 1)
+        height_in = 2.4 if sheet.is_narrow else max(2.4, labels_in)
+        layout = create_layout(self.header, sheet, height_in + 0.9 + (labels_in if sheet.is_narrow else 0.0))
         ((left, width),) = layout.columns(1, left_in=MARGIN_IN + 0.5, gap_in=0.0)
-        labels = [_label(curve, sheet) for curve in self.curves]
-        room = min(0.45 * width, max(text_width_in(label, 8.5) for label in labels))
-        axes = layout.panel(left, 0.0, width - room - 0.1, height_in + 0.7)
-        _draw(axes, self, [shorten_text(label, room, 8.5) for label in labels], height_in)
+        labels = [_label(curve, _NARROW_NAME_IN if sheet.is_narrow else _NAME_IN) for curve in self.curves]
+        room = 0.0 if sheet.is_narrow else max(text_width_in(label, _LABEL_SIZE) for label in labels) + 0.7
+        axes = layout.panel(left, 0.0, width - room, height_in + 0.7)
+        _draw(axes, self, labels)
+        _draw_legend(axes, self, sheet)
         return layout.figure
 
 
@@ -118,10 +111,7 @@ def gather(summary: Summary, run: Run) -> LossFigure | None:
     rows_by_label = {str(label): rows for label, rows in usable.groupby("configuration", observed=True)}
     best = summary.recommended_label
     drawn = [label for label in tones if label in rows_by_label]
-    curves = tuple(
-        _curve(label, rows_by_label[label], DEEP_TONE if label == best else tones[label], MARKERS[number])
-        for number, label in enumerate(drawn)
-    )
+    curves = tuple(_curve(label, rows_by_label[label], DEEP_TONE if label == best else tones[label]) for label in drawn)
     trials = [int(rows_by_label[label]["trial_id"].nunique()) for label in drawn]
     medians = f"medians over n = {formatting.number_range(trials)} trials of a configuration"
     subset_note = row_chart.describe_subset(summary)
@@ -136,8 +126,8 @@ def gather(summary: Summary, run: Run) -> LossFigure | None:
         else 0.0,
         caption=(
             "Similar curves mean similar learning per step; a curve above the others learns less. "
-            "Each curve has its own marker. Labels show the last loss and the useful tokens up to it. The band is the "
-            "warm-up."
+            "Each curve has its own marker; next to its name are its last loss and the useful tokens up to it. The "
+            "band is the warm-up."
         ),
     )
 
@@ -154,7 +144,7 @@ def training_figure(
     stride = -(-len(x) // _MAX_POINTS)
     curve = LossCurve(
         name="training", x=np.array(x[::stride]), loss=np.array(losses[::stride]), useful_tokens=tokens,
-        tone=OTHER_TONE, marker=MARKERS[0], held_out=tuple(held_out),
+        tone=OTHER_TONE, held_out=tuple(held_out),
     )  # fmt: skip
     caption = "The line is the loss of each step, in nats per target token."
     if held_out:
@@ -162,7 +152,7 @@ def training_figure(
     return LossFigure(header=header, curves=(curve,), x_title=x_title, caption=caption)
 
 
-def _curve(label: str, rows: pd.DataFrame, tone: str, marker: CurveMarker) -> LossCurve:
+def _curve(label: str, rows: pd.DataFrame, tone: str) -> LossCurve:
     """Return the median over the configuration's trials at each step."""
     medians = rows.groupby("step")["loss"].median()
     # Thinned from the end: the last step's loss is in the label.
@@ -173,7 +163,6 @@ def _curve(label: str, rows: pd.DataFrame, tone: str, marker: CurveMarker) -> Lo
         loss=medians.to_numpy(float),
         useful_tokens=int(rows.groupby("trial_id", observed=True)["useful_tokens"].sum().median()),
         tone=tone,
-        marker=marker,
     )
 
 
@@ -191,19 +180,16 @@ def _title(curves: Sequence[LossCurve], noun: str) -> str:
     return f"{title}; {high.name} learns least" if high.last_loss > low + _NOTABLE_LOSS_GAP else title
 
 
-def _label(curve: LossCurve, sheet: Sheet) -> str:
-    name = f"{curve.marker.character} {shorten_text(curve.name, _MAX_NAME_IN, 8.5)}"
-    if sheet.is_narrow:
-        return name
-    tokens = curve.useful_tokens
+def _label(curve: LossCurve, name_in: float) -> str:
+    name, tokens = shorten_text(curve.name, name_in, _LABEL_SIZE), curve.useful_tokens
     amount = f"{tokens:,}" if tokens < 10_000 else f"{formatting.number(tokens / 1000, 0)} k"
     return f"{name}: {formatting.number(curve.last_loss, 2)}, {amount} tokens"
 
 
-def _draw(axes: Any, figure: LossFigure, labels: Sequence[str], height_in: float) -> None:
+def _draw(axes: Any, figure: LossFigure, labels: Sequence[str]) -> None:
     if figure.warmup:
         axes.axvspan(0.5, figure.warmup, color=BAND, linewidth=0, zorder=0)
-    for number, curve in enumerate(figure.curves):
+    for number, (curve, label) in enumerate(zip(figure.curves, labels, strict=True)):
         tone = curve.tone if curve.tone != OTHER_TONE else _TONES[number % len(_TONES)]
         tone = tone if curve.is_falling or curve.held_out else ACCENT_TONE
         bold = tone in (DEEP_TONE, ACCENT_TONE)
@@ -211,11 +197,12 @@ def _draw(axes: Any, figure: LossFigure, labels: Sequence[str], height_in: float
         axes.plot(
             curve.x,
             curve.loss,
+            label=label,
             color=tone,
             linewidth=2.0 if bold else 1.0,
             linestyle="-" if bold or curve.tone != OTHER_TONE else _LINE_STYLES[number % len(_LINE_STYLES)],
-            marker=curve.marker.shape,
-            markerfacecolor=PAPER if curve.marker.is_hollow else tone,
+            marker=_MARKERS[number % len(_MARKERS)],
+            markerfacecolor=PAPER if number >= len(_MARKERS) else tone,
             markersize=4.5,
             markevery=(number % stride, stride),  # shifted, so that markers of close curves do not hide each other
             zorder=3 if bold else 2,
@@ -227,14 +214,23 @@ def _draw(axes: Any, figure: LossFigure, labels: Sequence[str], height_in: float
     first, last = (0.5, 1.5) if is_steps else (0.0, 0.0)
     end = max(last, *(float(curve.x[-1]) for curve in figure.curves))
     axes.set_xlim(first - (0.0 if is_steps else 0.02 * end), end)
-    lines.format_x_axis(axes, integer=is_steps)
+    row_chart.format_x_axis(axes, integer=is_steps)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.tick_params(axis="y", labelsize=8.0, labelcolor=MUTED)
-    ends = [
-        (float(curve.x[-1]), curve.last_loss, label, ACCENT_TONE if not curve.is_falling else MUTED)
-        for curve, label in zip(figure.curves, labels, strict=True)
-    ]
-    lines.label_ends(axes, ends, height_in)
+
+
+def _draw_legend(axes: Any, figure: LossFigure, sheet: Sheet) -> None:
+    """Name the curves, the highest last loss first, as the curves end: at the right, on a narrow sheet below."""
+    order = sorted(range(len(figure.curves)), key=lambda number: -figure.curves[number].last_loss)
+    handles = axes.get_legend_handles_labels()[0]
+    axes.legend(
+        handles=[handles[number] for number in order],
+        labelcolor=[MUTED if figure.curves[number].is_falling else ACCENT_TONE for number in order],
+        loc="upper left",
+        bbox_to_anchor=(0.0, -0.2) if sheet.is_narrow else (1.0, 1.0),
+        fontsize=_LABEL_SIZE,
+        borderaxespad=0.0,
+    )
 
 
 def _draw_held_out(axes: Any, curve: LossCurve) -> None:

@@ -1,6 +1,7 @@
 """Figure 08, memory: the peak of each configuration, measured and predicted, against the GPU's memory."""
 
 import math
+from statistics import median
 
 from bench.records.status import TrialStatus
 from reports import formatting
@@ -13,8 +14,7 @@ from reports.figures.drawing.layout import (
     make_header,
 )
 from reports.figures.drawing.row_chart import RowFigure
-from reports.figures.drawing.style import PUBLISHED
-from reports.read import measurements, reference_results
+from reports.read import reference_results
 from reports.read.loaded_run import Run
 from reports.summary.rows import ConfigurationRow
 from reports.summary.summary import Summary
@@ -23,7 +23,7 @@ PREDICTED_PEAK = "predicted_peak_vram_bytes"
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
-    predicted = _predictions(run, summary)
+    predicted = _predictions(run)
     rows = [
         row
         for row in summary.rows
@@ -36,7 +36,6 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     published = reference_results.matching_results(run)
     published_by_label = reference_results.training_by_label(run, published)
     marks = [_mark(row, predicted.get(row.label), published_by_label.get(row.label), capacity) for row in rows]
-    has_published = any(mark.published for mark in marks)
     dashed = "" if capacity is None else f" (dashed: {formatting.number(capacity / 1e9)})"
     panel = Panel(
         title=f"Peak GPU memory, GB{dashed}",
@@ -55,28 +54,21 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             summary,
             _title(rows, capacity, predicted),
             "largest peak of any worker, as counted by the allocator",
-            f"{PUBLISHED} {published.source}" if published is not None and has_published else "",
+            published=published if any(mark.published for mark in marks) else None,
         ),
         groups=(MarkGroup(names=tuple(row.label for row in rows), panels=(panel,)),),
         caption=bars if capacity is None else f"{bars} The dashed line is the GPU's memory.{hatched}",
     )
 
 
-def _predictions(run: Run, summary: Summary) -> dict[str, float]:
+def _predictions(run: Run) -> dict[str, float]:
     """Map each configuration to its predicted peak in bytes, including those without a successful trial."""
-    failed_labels = {row.label for row in summary.rows if row.measured is None}
-    table = run.measurements
-    matching = table[
-        (table["name"] == PREDICTED_PEAK) & table["configuration"].isin(failed_labels) & table["value"].notna()
-    ]
-    from_failures = {
-        str(label): float(value) for label, value in zip(matching["configuration"], matching["value"], strict=True)
-    }
-    return from_failures | {
-        measured.configuration: measured.value
-        for measured in measurements.select(run, PREDICTED_PEAK)
-        if measured.value is not None and measured.value > 0
-    }
+    values: dict[str, list[float]] = {}
+    for result in run.results:
+        for measurement in result.measurements:
+            if measurement.name == PREDICTED_PEAK and measurement.value:
+                values.setdefault(run.label_of[result.trial_id], []).append(measurement.value)
+    return {label: median(predictions) for label, predictions in values.items()}
 
 
 def _capacity_bytes(run: Run) -> int | None:
@@ -116,7 +108,7 @@ def _mark(
         text += f"  | {formatting.gigabytes(round(predicted))} predicted{_format_error(predicted, measured)}"
     published_bytes = None if published_training is None else published_training.peak_vram_bytes
     if published_bytes is not None:
-        text += f"  {PUBLISHED} {formatting.gigabytes(round(published_bytes))} published"
+        text += row_chart.published_text(published_bytes / 1e9, unit="GB")
     return Mark(
         value=None if shown_bytes is None else shown_bytes / 1e9,
         text=text,

@@ -30,22 +30,9 @@ from bench.records.paths import REPORT_FOLDER
 from bench.records.quality import QualityRecord
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.status import Failure, TrialStatus
+from bench.records.status import Failure
 from bench.records.workloads import Workload
 from reports.read.attempts import Starts
-
-_MEASUREMENT_COLUMNS = [
-    "name",
-    "configuration",
-    "kind",
-    "value",
-    "low",
-    "high",
-    "n",
-    "share_percent",
-    "context",
-    "note",
-]
 
 
 class ReportError(Failure, ValueError):
@@ -130,13 +117,6 @@ class Run:
     def steps(self) -> pd.DataFrame:
         """The frame `steps`, computed on first use: it has a row for each step of each trial."""
         return _steps_frame({result.trial_id: result for result in self.results}, self.label_of)
-
-    @functools.cached_property
-    def measured(self) -> dict[str, pd.DataFrame]:
-        """The measurements of successful trials by name, in the run's order."""
-        table = self.measurements
-        good = table.loc[table["status"] == TrialStatus.SUCCEEDED.value, _MEASUREMENT_COLUMNS]
-        return {str(name): rows for name, rows in good.groupby("name", sort=False, observed=True)}
 
 
 _METRICS = ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec", "padding_percent", "first_loss", "last_loss")

@@ -26,6 +26,7 @@ from typing import Any
 import pandas as pd
 
 from bench.records.result import Measurement, TrialResult
+from bench.records.status import TrialStatus
 from reports import formatting
 from reports.read.loaded_run import Run
 
@@ -169,45 +170,37 @@ class MeasuredValue:
 
 def select(run: Run, name: str, *keys: str, kind: str | None = None) -> list[MeasuredValue]:
     """Select measurement `name` of successful trials, in the run's order: one value per configuration and `keys`."""
-    if name not in run.measured:
-        return []
-    groups: dict[tuple[str, ...], list[MeasuredValue]] = {}
-    for row in run.measured[name].itertuples(index=False):
-        if kind is not None and row.kind != kind:
+    groups: dict[tuple[str, ...], list[Measurement]] = {}
+    for result in run.results:
+        if result.status is not TrialStatus.SUCCEEDED or kind not in (None, result.trial.kind):
             continue
-        context = json.loads(str(row.context))
-        value = MeasuredValue(
-            configuration=str(row.configuration),
-            context=context,
-            value=_number_or_none(row.value),
-            low=_number_or_none(row.low),
-            high=_number_or_none(row.high),
-            n=None if (n := _number_or_none(row.n)) is None else int(n),
-            share_percent=_number_or_none(row.share_percent),
-            note=row.note if isinstance(row.note, str) else None,
-        )
-        group = (value.configuration, *(json.dumps(context.get(key)) for key in keys))
-        groups.setdefault(group, []).append(value)
-    return [_combine(values) for values in groups.values()]
+        for measurement in (each for each in result.measurements if each.name == name):
+            conditions = (json.dumps(measurement.context.get(key)) for key in keys)
+            groups.setdefault((run.label_of[result.trial_id], *conditions), []).append(measurement)
+    return [_combine(label, values) for (label, *_), values in groups.items()]
 
 
-def _combine(candidates: list[MeasuredValue]) -> MeasuredValue:
-    known = sorted(
-        (candidate for candidate in candidates if candidate.value is not None),
-        key=lambda candidate: candidate.value or 0.0,
+def _combine(label: str, candidates: list[Measurement]) -> MeasuredValue:
+    known = sorted((each for each in candidates if each.value is not None), key=lambda each: each.value or 0.0)
+    first = (known or candidates)[0]
+    spread = first.interval
+    combined = MeasuredValue(
+        configuration=label,
+        context=first.context,
+        value=first.value,
+        low=None if spread is None else spread.low,
+        high=None if spread is None else spread.high,
+        n=None if spread is None else spread.n,
+        share_percent=first.share_percent,
+        note=first.note,
     )
     if len(known) < 2:
-        return (known or candidates)[0]
-    values = [value.value for value in known if value.value is not None]
-    shares = [value.share_percent for value in known if value.share_percent is not None]
-    return replace(
-        known[0],
-        value=median(values),
-        low=values[0],
-        high=values[-1],
-        n=len(values),
-        share_percent=median(shares) if shares else None,
-    )
+        return combined
+    values = [each.value for each in known if each.value is not None]
+    shares = [each.share_percent for each in known if each.share_percent is not None]
+    share = median(shares) if shares else None
+    spanned = replace(combined, low=values[0], high=values[-1], n=len(values))
+    return replace(spanned, value=median(values), share_percent=share)
 
 
 def describe_spread(values: Iterable[MeasuredValue]) -> str:
@@ -216,11 +209,3 @@ def describe_spread(values: Iterable[MeasuredValue]) -> str:
     if not counts:
         return "each measured once"
     return f"n = {formatting.number_range(counts)}; medians with 95 % intervals; over several workers, their range"
-
-
-def _number_or_none(value: object) -> float | None:
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # pandas' NA
-        return None
-    return None if number != number else number

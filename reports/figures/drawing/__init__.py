@@ -2,6 +2,5 @@
 
 layout: sheets, headers, and panels placed in inches
 row_chart: figures of rows; the rows and marks of configurations and measurements
-lines: axes, intervals and labels of panels with curves
 style: matplotlib's settings, colours, text widths; PNG, SVG, and SVG to embed in the page
 """

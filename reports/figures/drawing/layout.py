@@ -28,6 +28,7 @@ from reports.figures.drawing.style import (
     wrap_text,
 )
 from reports.read.loaded_run import Run
+from reports.read.reference_results import PublishedResults
 from reports.summary.summary import Summary
 
 
@@ -216,8 +217,8 @@ def draw_picture(name: str, title: str, drawing: Drawing, *, is_folded: bool = F
     """Draw a figure on both sheets."""
     with style.figure_style():
         figure = drawing.draw(WIDE)
-        png, wide_svg = style.to_png(figure), style.to_svg(figure)
-        narrow_svg = style.to_svg(drawing.draw(NARROW))
+        png, wide_svg = style.to_png(figure), style.to_svg(figure, f"w{name}")
+        narrow_svg = style.to_svg(drawing.draw(NARROW), f"n{name}")
     return Picture(
         name=name,
         title=title,
@@ -232,7 +233,10 @@ def draw_picture(name: str, title: str, drawing: Drawing, *, is_folded: bool = F
     )
 
 
-def make_header(summary: Summary, title: str, *facts: str) -> Header:
-    """Make a header with device, profile and run, then `facts` (n, intervals, prices, published sources)."""
+def make_header(
+    summary: Summary, title: str, *facts: str, published: PublishedResults | None = None, remark: str = ""
+) -> Header:
+    """Make a header with device, profile and run, then `facts` (n, intervals, prices), and the published source."""
     common = (summary.hosts.device, f"profile {summary.record.profile}", f"run {summary.record.run_id}")
-    return Header(title=title, facts=(*common, *filter(None, facts)), note=summary.profile_note)
+    source = [] if published is None else [f"{style.PUBLISHED} {published.source}{remark}"]
+    return Header(title=title, facts=(*common, *filter(None, facts), *source), note=summary.profile_note)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from reports import formatting
 from reports.figures.drawing.layout import (
@@ -19,7 +20,6 @@ from reports.figures.drawing.layout import (
     names_width_in,
     rows_height_in,
 )
-from reports.figures.drawing.lines import PUBLISHED_STYLE, format_x_axis
 from reports.figures.drawing.style import (
     BAND,
     BASELINE_TONE,
@@ -27,6 +27,7 @@ from reports.figures.drawing.style import (
     NAME_SIZE,
     OTHER_TONE,
     PAPER,
+    PUBLISHED,
     shorten_text,
     text_width_in,
 )
@@ -96,12 +97,19 @@ def percent_mark(interval: HasInterval, suffix: str = "", **fields: Any) -> Mark
     )
 
 
-def estimate_mark(row: ConfigurationRow, name: str, *, suffix: str = "", published: tuple[float, ...] = ()) -> Mark:
+def estimate_mark(row: ConfigurationRow, name: str, *, published: tuple[float, ...] = ()) -> Mark:
     """Make a bar of the estimate called `name`."""
     if row.measured is None:
         return Mark(value=None, text=formatting.UNKNOWN)
     estimate = getattr(row.measured, name)
-    return interval_mark(estimate, f"{formatting.estimate(estimate)}{suffix}", tone=row_tone(row), published=published)
+    text = formatting.estimate(estimate) + published_text(*published)
+    return interval_mark(estimate, text, tone=row_tone(row), published=published)
+
+
+def published_text(*values: float, unit: str = "") -> str:
+    """Return published values as the end of a mark's text; empty without any."""
+    known = ", ".join(f"{value:g} {unit}".strip() for value in values)
+    return f"  {PUBLISHED} {known} published" if known else ""
 
 
 def dollars_mark(amount: Amount, *, tone: str) -> Mark:
@@ -122,13 +130,14 @@ def measured_mark(
     """Make a mark of a measurement in `unit`, its value divided by `scale`; `published` is in the same unit."""
     if measured is None or measured.value is None:
         return Mark(value=None, text="not done" if measured is None else f"none: {measured.note or 'not known'}")
+    known = () if published is None else (published,)
     return Mark(
         value=measured.value / scale,
-        text=measured.format(unit, scale=scale) + suffix,
+        text=measured.format(unit, scale=scale) + suffix + published_text(*known, unit=unit),
         low=None if measured.low is None else measured.low / scale,
         high=None if measured.high is None else measured.high / scale,
         tone=tone,
-        published=() if published is None else (published,),
+        published=known,
         limit=limit,
     )
 
@@ -203,19 +212,20 @@ def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width
         if panel.kind == "points":
             _draw_points(axes, mark_y, mark)
         else:
-            _draw_whisker(axes, mark_y, mark.low, mark.high)
+            _draw_interval(axes, mark_y, mark)
         if mark.value is not None and panel.kind == "dots":
             face = PAPER if mark.is_hollow else mark.tone
             axes.plot(mark.value, mark_y, "o", markersize=7, color=face, markeredgecolor=INK, markeredgewidth=0.8)
         if mark.limit is not None:
             axes.plot([mark.limit] * 2, [mark_y - 0.2, mark_y + 0.2], color=INK, linewidth=1.8, zorder=3)
         for value in mark.published:
-            axes.plot(value, mark_y, zorder=4, **PUBLISHED_STYLE)
+            look = {"markersize": 5.5, "markerfacecolor": PAPER, "markeredgecolor": INK, "zorder": 4}
+            axes.plot(value, mark_y, "D", **look)
     if panel.log:
         axes.set_xscale("log")
     axes.set_xlim(*(panel.limits or padded_limits(panel, _values(panel.marks))))
-    if panel.reference is not None:
-        _draw_reference_line(axes, panel.reference, names, panel.marks, sheet, width_in)
+    if panel.reference is not None:  # behind the texts, whose background hides it
+        axes.axvline(panel.reference, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
     axes.set_title(shorten_text(panel.title, width_in, 9.5, bold=True))
     format_x_axis(axes, log=panel.log)
 
@@ -231,19 +241,6 @@ def _draw_points(axes: Any, y: float, mark: Mark) -> None:
     heights = [edges[0] + 0.36 * (index + 0.5) / count for index in range(count)]
     style = {"edgecolors": INK, "linewidths": 0.3, "alpha": 0.85}
     axes.scatter(mark.points, heights, s=14, color=mark.tone, zorder=3, **style)
-
-
-def _draw_reference_line(
-    axes: Any, value: float, names: Sequence[str], marks: Sequence[Mark], sheet: Sheet, width_in: float
-) -> None:
-    """Draw a dashed vertical line through all rows, interrupted where it would cross text. Call with final limits."""
-    x_in = float(axes.transAxes.inverted().transform(axes.transData.transform((value, 0.0)))[0]) * width_in
-    for y, (name, mark) in enumerate(zip(names, marks, strict=True)):
-        text_in = text_width_in(mark.text, TEXT_SIZE)
-        if sheet.is_narrow:
-            text_in = max(text_in, text_width_in(name, NAME_SIZE, bold=True))
-        top = _mark_y(y, sheet) - TEXT_OFFSET_ROWS if text_in > x_in - 0.05 else y - 0.5
-        axes.plot([value, value], [top, y + 0.5], color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
 
 
 def share_axis(panels: Sequence[Panel]) -> tuple[Panel, ...]:
@@ -325,9 +322,21 @@ def _mark_y(y: float, sheet: Sheet) -> float:
     return y + (0.2 if sheet.is_narrow else 0.1)
 
 
-def _draw_whisker(axes: Any, y: float, low: float | None, high: float | None) -> None:
-    """Draw an interval, if there is one, as a line with end caps."""
-    if low is None or high is None:
-        return
-    axes.plot([low, high], [y, y], color=INK, linewidth=1.6, solid_capstyle="butt")
-    axes.plot([low, high], [y, y], color=INK, linestyle="none", marker="|", markersize=8, markeredgewidth=1.6)
+def _draw_interval(axes: Any, y: float, mark: Mark) -> None:
+    if mark.low is not None and mark.high is not None:
+        middle, half = (mark.low + mark.high) / 2.0, (mark.high - mark.low) / 2.0
+        axes.errorbar(middle, y, xerr=half, fmt="none", color=INK, elinewidth=1.6, capsize=4, capthick=1.6)
+
+
+def format_x_axis(axes: Any, ticks: int = 5, *, integer: bool = False, log: bool = False) -> None:
+    """Set few, plainly formatted ticks on the horizontal axis."""
+    axis = axes.xaxis
+    if log:
+        low, high = axis.get_view_interval()
+        span = high / low
+        subs = (1.0,) if span > 1000 else (1.0, 3.0) if span > 40 else (1.0, 2.0, 5.0)
+        axis.set_major_locator(LogLocator(base=10, subs=subs) if span > 4 else MaxNLocator(nbins=ticks))
+        axis.set_minor_formatter(NullFormatter())
+    else:
+        axis.set_major_locator(MaxNLocator(nbins=ticks, integer=integer))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))

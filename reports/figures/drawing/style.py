@@ -89,7 +89,6 @@ _RC = {
     "axes.facecolor": PAPER,
     "hatch.linewidth": 0.8,
     "svg.fonttype": "none",
-    "svg.hashsalt": "qlora-fleet",  # the same run gives the same bytes
 }
 
 
@@ -97,9 +96,10 @@ def to_png(figure: Figure) -> bytes:
     return _save(figure, format="png", dpi=PNG_DPI, metadata={"Software": None}, pil_kwargs={"compress_level": 3})
 
 
-def to_svg(figure: Figure) -> bytes:
-    """Render a stand-alone SVG, without a date so that the same run gives the same file."""
-    text = _save(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
+def to_svg(figure: Figure, salt: str) -> bytes:
+    """Render a stand-alone SVG: the same run gives the same file; `salt` makes its ids unique in a page."""
+    with mpl.rc_context({"svg.hashsalt": salt}):
+        text = _save(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
     return formatting.escape_text(text.replace(f"'{FAMILY}'", PAGE_FONT)).encode()
 
 
@@ -179,7 +179,7 @@ _MIN_USES = 4  # with fewer uses, a class is longer than the repeated style
 
 
 def inline_svg(svg: bytes, prefix: str) -> str:
-    """Shrink matplotlib's stand-alone SVG for embedding; `prefix` makes its ids and classes unique in the page."""
+    """Shrink matplotlib's stand-alone SVG for embedding; `prefix` makes its classes unique in the page."""
     body = svg.decode()
     body = body[body.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", body, flags=re.DOTALL)
@@ -188,7 +188,7 @@ def inline_svg(svg: bytes, prefix: str) -> str:
     body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
     body = re.sub(r"<[^>]+>", lambda tag: _shorten_tag(tag.group()), body)
     body = re.sub(r">\s+<", "><", body)
-    body = _prefix_ids(body, prefix)
+    body = re.sub(r' id="(?![a-z][0-9a-f]{10}")[^"]*"', "", body)  # nothing refers to a name, only to a digest
     body = re.sub(r"<g></g>|<g/>", "", body)
     body = _share_styles(body, prefix)
     for colour, variable in PAGE_COLOURS.items():
@@ -202,17 +202,6 @@ def _shorten_tag(tag: str) -> str:
     tag = re.sub(r' transform="rotate\(-?0 [^"]*"', "", tag)
     tag = tag.replace(f"font-family: {PAGE_FONT}; ", "").replace(PAGE_FONT, "sans-serif")
     return " ".join(tag.split())
-
-
-def _prefix_ids(body: str, prefix: str) -> str:
-    """Prefix the ids that are referred to, and drop the others."""
-    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
-
-    def renamed(match: re.Match[str]) -> str:
-        return f' id="{prefix}-{match[1]}"' if match[1] in used else ""
-
-    body = re.sub(r' id="([^"]+)"', renamed, body)
-    return re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\g<1>{prefix}-", body)
 
 
 def _share_styles(body: str, prefix: str) -> str:

@@ -23,7 +23,7 @@ def test_every_drawn_colour_is_a_variable_of_the_page(a10):
     assert len(gathered) == len(CHARTS) - 1  # nothing to compare with
     for chart, data in gathered:
         with style.figure_style():
-            drawn = style.to_svg(data.draw(WIDE))
+            drawn = style.to_svg(data.draw(WIDE), "w")
         assert set(re.findall(r"#[0-9a-f]{6}\b", inline_svg(drawn, "w"))) == set(), chart.name
 
 

@@ -23,7 +23,6 @@ from reports.figures import (
 )
 from reports.figures.drawing import style
 from reports.figures.drawing.layout import NARROW, WIDE, Mark, Panel
-from reports.figures.drawing.lines import spread_apart
 from reports.figures.drawing.row_chart import padded_limits, share_axis
 from reports.figures.drawing.style import ELLIPSIS
 from reports.read import reference_results
@@ -73,13 +72,6 @@ def test_every_two_tones_differ_for_colour_blind_readers_and_in_grey_print(pair)
         assert np.linalg.norm(first - second) > 20.0, eyes  # a difference of 2.3 is just visible
     first, second = (to_lab(to_linear_rgb(tone))[0] for tone in pair)
     assert abs(first - second) > 10.0
-
-
-def test_spread_moves_labels_apart_as_little_as_needed_and_keeps_their_order():
-    assert spread_apart([0.1, 0.5, 0.9], 0.1) == [0.1, 0.5, 0.9]
-    assert spread_apart([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
-    moved = spread_apart([0.52, 0.5, 0.5, 0.9], 0.1)
-    assert moved == pytest.approx([0.6067, 0.4067, 0.5067, 0.9], abs=1e-3)
 
 
 def test_panels_can_share_one_axis_and_bars_begin_at_zero():
@@ -164,13 +156,25 @@ def test_the_diagnosis_compares_each_factor_with_the_centre_and_shows_out_of_mem
     assert effect["LoRA rank 16 \N{RIGHTWARDS ARROW} 8"].low == one_of_all.low
 
 
+def predicting(run, predict):
+    """Return the run with these predictions of memory."""
+
+    def changed(result):
+        measured = [
+            replace(each, value=predict(result)) if each.name == memory.PREDICTED_PEAK else each
+            for each in result.measurements
+        ]
+        return replace(result, measurements=measured)
+
+    return replace(run, results=tuple(map(changed, run.results)))
+
+
 def test_memory_shows_predictions_if_there_are_any_else_only_bars(h200):
     summary, run = h200
     figure = memory.gather(summary, run)
     assert figure.groups[0].panels[0].reference == pytest.approx(150.0)
     assert all(mark.limit for mark in marks_by_row(figure).values())
-    without = run.measurements[run.measurements["name"] != memory.PREDICTED_PEAK]
-    figure_without = memory.gather(summary, replace(run, measurements=without))
+    figure_without = memory.gather(summary, predicting(run, lambda _: None))
     assert {mark.limit for mark in marks_by_row(figure_without).values()} == {None}
     assert "no prediction" in figure_without.caption
 
@@ -178,11 +182,9 @@ def test_memory_shows_predictions_if_there_are_any_else_only_bars(h200):
 @pytest.mark.parametrize(("predicted", "says"), [(0.997, "0 %"), (1.004, "0 %"), (0.98, "-2 %"), (1.017, "+2 %")])
 def test_a_predictions_error_is_in_whole_percent_and_never_minus_zero(h200, predicted, says):
     summary, run = h200
-    frame = run.measurements.copy()
-    peaks = {row.label: row.peak_vram_bytes for row in summary.rows}
-    these = frame["name"] == memory.PREDICTED_PEAK
-    frame.loc[these, "value"] = [predicted * peaks[label] for label in frame.loc[these, "configuration"]]
-    marks = marks_by_row(memory.gather(summary, replace(run, measurements=frame)))
+    marks = marks_by_row(
+        memory.gather(summary, predicting(run, lambda result: predicted * result.metrics.peak_vram_bytes))
+    )
     assert {mark.text.split("predicted, ")[1].split("  ")[0] for mark in marks.values()} == {says}
 
 
@@ -230,7 +232,7 @@ def out_of_memory_on(summary, label, amount):
 
 def test_memory_shows_configurations_out_of_memory_without_a_prediction(a10):
     summary, run = a10
-    without_predictions = replace(run, measurements=run.measurements[run.measurements["name"] != memory.PREDICTED_PEAK])
+    without_predictions = predicting(run, lambda _: None)
     figure = memory.gather(summary, without_predictions)
     assert "23.7 GB" in marks_by_row(figure)["seq-2048"].text
     assert marks_by_row(figure)["seq-2048"].is_hollow
@@ -275,12 +277,13 @@ def test_the_losses_of_all_configurations_are_in_one_panel(a10):
     (axes,) = data.draw(WIDE).axes
     assert len(data.curves) > 2
     assert len(axes.lines) == len(data.curves)
-    labels = [label.get_text() for label in axes.texts]
-    assert len(labels) == len(data.curves)
-    assert "baseline: " in labels[0]
+    labels = [label.get_text() for label in axes.get_legend().texts]
+    assert [label.partition(":")[0] for label in labels] == [
+        curve.name for curve in sorted(data.curves, key=lambda curve: -curve.last_loss)
+    ]
     looks = {(line.get_marker(), line.get_markerfacecolor() == style.PAPER) for line in axes.lines}
     assert {line.get_color() for line in axes.lines} >= {style.OTHER_TONE, style.MUTED, style.DEEP_TONE}
-    assert len(looks) == len({label[0] for label in labels}) == len(data.curves)
+    assert len(looks) == len(data.curves)
     assert all(label.endswith(" k tokens") for label in labels)  # even the longest is not cut
 
 
