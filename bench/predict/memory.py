@@ -31,6 +31,7 @@ OPTIMIZER_BYTES = {"adamw_torch": 8.0, "paged_adamw_8bit": 2.0}  # optimizer sta
 HELD_WEIGHT_BYTES = {"bf16": 2.0, "int8_backward": 1.0, "int8": 2.0}
 OUTLIER_COLUMNS = 32  # as in `bench.qlora.recipes.int8`
 QUANT_BLOCK = 128  # as in `bench.kernels.int8.row_quant`
+LOSS_CHUNK_TOKENS = 512  # as in `bench.kernels.loss`
 MIB = 1 << 20
 # One captured INT8 step with 19 held layers took 20.4 GiB allocated, 21.31 reserved, 21.98 of the device.
 RESERVED_SHARE = 21.31 / 20.4
@@ -192,8 +193,23 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
         phase_bytes += largest + positions * 2 * model["hidden"]
     gradients = flops.adapter_weights(config, trial.lora_rank, trial.lora_targets) if recipe.has_gradients else 0
     copies = 2 if captured and not trial.offload_checkpoints else 1
-    constant = base_bytes(config, trial) + adapter_bytes(config, trial) + copies * GRADIENT_BYTES * gradients
-    return round(constant + positions * saved + phase_bytes)
+    frozen = base_bytes(config, trial) + adapter_bytes(config, trial)
+    step = positions * saved + phase_bytes + copies * GRADIENT_BYTES * gradients
+    return round(frozen + max(step, _evaluation_bytes(config, trial)))
+
+
+def _evaluation_bytes(config: Mapping[str, Any], trial: Trial) -> float:
+    """Predict the bytes of a training's evaluation: a chunk's logits in 16 bits and twice in fp32.
+
+    Other recipes than `fast` compute the logits of the whole row first. At a vocabulary of 49,152 and a width of 576 it
+    is more than a step's.
+    """
+    if trial.training is None:
+        return 0.0
+    model, positions = model_widths(config), trial.micro_batch_size * trial.max_seq_len
+    chunk = min(positions, LOSS_CHUNK_TOKENS)
+    logits = 10.0 * chunk + (2.0 * positions if trial.recipe != "fast" else 0.0)
+    return model["vocabulary"] * logits + 8.0 * positions * model["hidden"]
 
 
 def _expert_bytes(config: Mapping[str, Any], positions: int) -> float:

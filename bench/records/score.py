@@ -120,8 +120,12 @@ class TrainingScore:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingTime:
-    """Seconds of all attempts' ranks, until the last checkpoint: loading, evaluations, and answers and their scores."""
+    """Seconds of all attempts' ranks, until the last checkpoint: loading, evaluations, and answers and their scores.
+
+    `checkpoint_sec` is the time that the steps waited for checkpoints.
+    """
 
     loading_sec: float = 0.0
     evaluation_sec: float = 0.0
+    checkpoint_sec: float = 0.0
     score_sec: float = 0.0

@@ -15,7 +15,7 @@ from reports.read import attempts
 from reports.read.attempts import AttemptSpan
 from reports.training.training_facts import TrainingReport
 
-STEPS, REST = "steps that count", "start and end of processes, checkpoints, not recorded"
+STEPS, REST = "steps that count", "start and end of processes, not recorded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,7 @@ def uses(training: TrainingReport) -> list[Use]:
         seconds |= {
             "loading": record.time.loading_sec * workers,
             "evaluation": record.time.evaluation_sec * workers,
+            "waiting for checkpoints": record.time.checkpoint_sec * workers,
             "answers and score": record.time.score_sec * workers,
         }
     by_number = {span.number: span for span in spans}

@@ -232,9 +232,16 @@ def predicted_and_actual(training: TrainingReport) -> list[tuple[str, str, str]]
     record, plan, sec = training.record, training.forecast, training.steps_sec
     total = attempts.total_sec(training.attempts, time.time()) if training.attempts else None
     communication = plan.get("communication_percent") or record.communication_predicted_percent
+    usd_per_sec = None if training.price is None else training.price * record.world_size / 3600.0
+
+    def part(seconds: float) -> str:
+        dollars = "" if usd_per_sec is None else f", {formatting.dollars(seconds * usd_per_sec)}"
+        return f"{formatting.duration(seconds)}{dollars}"
+
     rows = (
         ("steps", plan.get("steps"), record.steps_done, "{:,}".format),
-        ("time of the steps", plan.get("seconds"), sec, formatting.duration),
+        ("time of the steps", plan.get("seconds"), sec, part),
+        *((name, plan.get("parts_sec", {}).get(name), spent, part) for name, spent in training.parts_sec.items()),
         ("whole time", plan.get("total_sec"), total, formatting.duration),
         ("dollars", plan.get("usd"), training.usd, formatting.dollars),
         ("peak GPU memory", plan.get("peak_bytes"), record.peak_vram_bytes, lambda count: format_gib(count, 2)),

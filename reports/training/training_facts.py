@@ -11,7 +11,7 @@ from bench.records.adapter import AdapterCheck
 from bench.records.checksummed import ResultError
 from bench.records.paths import ADAPTER_CHECK_FILE, LEDGER_FILE, RUN_FILE, TRAINING_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord
-from bench.records.score import TrainingScore
+from bench.records.score import TrainingScore, TrainingTime
 from bench.records.status import TrialStatus
 from bench.records.training import Evaluation, TrainingRecord
 from reports import formatting
@@ -19,6 +19,9 @@ from reports.read import attempts, impossible_values
 from reports.read.attempts import AttemptSpan
 from reports.read.loaded_run import Rejected, ReportError
 from reports.read.worker_fingerprints import CPU
+
+# What a training's time is spent on, its steps excepted.
+PARTS = START, EVALUATIONS, CHECKPOINTS, SCORES = ("start and end", "evaluations", "checkpoints", "answers and score")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,11 @@ class TrainingReport:
         return sum(self.record.steps.step_time_sec)
 
     @property
+    def parts_sec(self) -> dict[str, float]:
+        """The seconds of everything but the steps by PARTS; empty without a ledger."""
+        return divide(self.record, attempts.total_sec(self.attempts, time.time())) if self.attempts else {}
+
+    @property
     def seconds(self) -> list[float]:
         """The seconds of steps after each step, without pauses."""
         return list(accumulate(self.record.steps.step_time_sec))
@@ -105,6 +113,14 @@ def read(run_folder: Path) -> TrainingReport:
         forecast=forecast,
         price=forecast.get("usd_per_gpu_hour"),
     )
+
+
+def divide(record: TrainingRecord, total_sec: float) -> dict[str, float]:
+    """Divide the time of a training without its steps by PARTS."""
+    spent = record.time or TrainingTime()
+    known = (spent.evaluation_sec, spent.checkpoint_sec, spent.score_sec)
+    start = total_sec - sum(record.steps.step_time_sec) - sum(known)
+    return dict(zip(PARTS, (max(0.0, start), *known), strict=True))
 
 
 def _score_fault(score: TrainingScore) -> str | None:

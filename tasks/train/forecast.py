@@ -12,9 +12,9 @@ Not covered: restarts, and the first scores on a kind of device.
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
@@ -25,10 +25,12 @@ from bench.records.status import TrialStatus
 from bench.records.training import LIMITS, DataReport, TrainingRecord
 from bench.records.units import format_gib
 from remote.hosts.host_protocol import Host
+from reports.read import attempts
 from reports.read.worker_fingerprints import CPU, device
 from reports.statistics.per_config import measure
 from reports.statistics.per_process import CONFIDENCE, ProcessSteps
 from reports.summary.cost import Amount, Price
+from reports.training.training_facts import CHECKPOINTS, EVALUATIONS, SCORES, START, divide
 from tasks.clients.workers import forecast
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.fleet.pricing import worker_price
@@ -42,6 +44,7 @@ COMPARED_FIELDS = (
     *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers", "matmul"),
 )
 MIN_LIMIT_SEC = 0.1  # no training has a shorter step
+MIN_PART_SEC = 1e-3  # logarithms are taken
 MAX_TRAININGS = 5  # the newest, which the next one is predicted from
 WINDOWS = 5  # parts of a training, whose means show how much its speed changes
 # Assumed spread of the logarithm between processes, for steps and for all else; it counts as ASSUMED_DF measured ones.
@@ -50,7 +53,7 @@ FORWARD_SHARE = 1 / 3  # an evaluation's share of a row's time
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 
 
-STARTUP = Amount(value=40.0, low=10.0, high=120.0)  # no training of the model was measured
+STARTUP = Amount(value=25.0, low=5.0, high=100.0)  # no training of the model was measured
 NO_TIME = Amount(value=0.0, low=0.0, high=0.0)
 
 
@@ -70,10 +73,10 @@ class ProbeResult:
 class TrainingForecast:
     """A predicted training. `seconds` is the time of all steps, None if unknown; `basis` names the source of the time.
 
-    `other` is the time of start-up, evaluations, checkpoints and scores; `usd` is of both. `peak_bytes` is None without
-    a GPU. `all_reduce_sec` is the gradient all-reduce of one step, None with one worker or without a measured
-    bandwidth. `max_hours` is the limit set by `limiting_setting`. `fallback` is the recipe that will be built instead
-    of the trial's, with the reason.
+    `parts` are the times of start-up, evaluations, checkpoints and scores, by PARTS; `usd` is of all. `peak_bytes` is
+    None without a GPU. `all_reduce_sec` is the gradient all-reduce of one step, None with one worker or without a
+    measured bandwidth. `max_hours` is the limit set by `limiting_setting`. `fallback` is the recipe that will be built
+    instead of the trial's, with the reason.
     """
 
     steps: int
@@ -89,12 +92,17 @@ class TrainingForecast:
     max_hours: float | None = None
     limiting_setting: str = next(iter(LIMITS))
     fallback: str | None = None
-    other: Amount = NO_TIME
+    parts: Mapping[str, Amount] = field(default_factory=dict)
+
+    @property
+    def other(self) -> Amount:
+        """The time of all parts."""
+        return _sum(self.parts.values())
 
     @property
     def total(self) -> Amount | None:
         """The time of the whole training."""
-        return None if self.seconds is None else _add(self.seconds, self.other)
+        return None if self.seconds is None else _sum([self.seconds, *self.parts.values()])
 
     @property
     def steps_within_limit(self) -> int | None:
@@ -119,6 +127,7 @@ class TrainingForecast:
             "seconds": None if self.seconds is None else self.seconds.value,
             "total_sec": None if total is None else total.value,
             "total_between": None if total is None else [total.low, total.high],
+            "parts_sec": {name: part.value for name, part in self.parts.items()},
             "basis": self.basis,
             "usd": None if self.usd is None else self.usd.value,
             "usd_per_gpu_hour": None if self.price is None else self.price.usd_per_gpu_hour,
@@ -283,7 +292,7 @@ def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingFor
         max_hours=training.max_hours,
         limiting_setting=training.limited_by,
         fallback=None if probe.forecast.recipe == trial.recipe else probe.forecast.recipe,
-        other=_other_sec(settings, trial, probe, row or NO_TIME, steps),
+        parts=_parts(settings, trial, probe, row or NO_TIME, steps),
     )
     if price is None or predicted.total is None:
         return predicted
@@ -332,31 +341,44 @@ def _trainings(
     return islice(alike, MAX_TRAININGS)
 
 
-def _other_sec(settings: Settings, trial: Trial, probe: ProbeResult, row: Amount, steps: int) -> Amount:
-    """Predict the time without the steps: start and end of the processes, checkpoints, evaluations and scores."""
+def _parts(settings: Settings, trial: Trial, probe: ProbeResult, row: Amount, steps: int) -> dict[str, Amount]:
+    """Predict the time without the steps by PARTS: start and end of the processes, evaluations, checkpoints, scores."""
     training, held_out = trial.training, probe.data.validation_examples
     if training is None:
-        return NO_TIME
+        return {}
     evaluations = (2 + ((steps - 1) // training.evaluate_every if training.evaluate_every else 0)) * (held_out > 0)
-    starts, examples, answers = list[float](), list[float](), list[float]()
+    starts, rehearsals, examples, saves, answers = (list[float]() for _ in range(5))
     for _, result, record in _trainings(settings, trial, probe):
-        time, evaluated = record.time, sum(evaluation.rows for evaluation in record.evaluations)
-        if time is None or record.restarts or result.wall_time_sec is None:
+        total = _total_sec(settings, result, record)
+        if record.time is None or record.restarts or total is None:
             continue
-        used = sum(record.steps.step_time_sec) + time.evaluation_sec + time.score_sec
-        starts.append(max(0.1, result.wall_time_sec - used))
-        examples += [time.evaluation_sec / evaluated] if evaluated else []
-        answers += [time.score_sec / len(record.score.places)] if record.score and record.score.places else []
+        spent, evaluated = divide(record, total), sum(evaluation.rows for evaluation in record.evaluations)
+        rehearsals.append(result.phases.get("rehearse", 0.0))
+        starts.append(max(MIN_PART_SEC, spent[START] - rehearsals[-1]))
+        saves.append(max(MIN_PART_SEC, spent[CHECKPOINTS]))
+        examples += [spent[EVALUATIONS] / evaluated] if evaluated else []
+        answers += [spent[SCORES] / len(record.score.places)] if record.score and record.score.places else []
     tokens = probe.data.tokens / max(1, probe.data.examples)
     example = row.times(FORWARD_SHARE * tokens / (trial.micro_batch_size * trial.max_seq_len))
-    parts = (
-        _next_value(starts, OTHER_SPREAD) if starts else STARTUP,
-        (_next_value(examples, OTHER_SPREAD) if examples else example).times(evaluations * held_out),
-        _next_value(answers, OTHER_SPREAD).times(min(training.score_rows, held_out))
-        if answers and training.score
-        else NO_TIME,
-    )
-    return reduce(_add, parts)
+    start = STARTUP
+    if starts:
+        # The first rehearsal may compile kernels, which no later one does.
+        least, most = min(rehearsals), max(rehearsals)
+        rehearsal = Amount(value=least, low=least if len(rehearsals) > 1 else 0.0, high=most)
+        start = _sum([_next_value(starts, OTHER_SPREAD), rehearsal])
+    scored = min(training.score_rows, held_out) if answers and training.score else 0
+    return {
+        START: start,
+        EVALUATIONS: (_next_value(examples, OTHER_SPREAD) if examples else example).times(evaluations * held_out),
+        CHECKPOINTS: _next_value(saves, OTHER_SPREAD) if saves else NO_TIME,
+        SCORES: _next_value(answers, OTHER_SPREAD).times(scored) if scored else NO_TIME,
+    }
+
+
+def _total_sec(settings: Settings, result: TrialResult, record: TrainingRecord) -> float | None:
+    """Return the time of a training by the operator's ledger, or of its process; None if neither is known."""
+    spans = attempts.read(settings.results_folder / str(record.run_id), result.trial_id)
+    return attempts.total_sec(spans, time.time()) or result.wall_time_sec
 
 
 def _next_value(values: Sequence[float], spread: float) -> Amount:
@@ -450,11 +472,17 @@ def _all_reduce_sec(settings: Settings, probe: ProbeResult, workers: int, bytes_
 
 
 def _add_seconds(amount: Amount, seconds: float) -> Amount:
-    return _add(amount, Amount(value=seconds, low=seconds, high=seconds))
+    return _sum([amount, Amount(value=seconds, low=seconds, high=seconds)])
 
 
-def _add(first: Amount, second: Amount) -> Amount:
-    """Add two amounts, and their ends."""
-    low = None if first.low is None or second.low is None else first.low + second.low
-    high = None if first.high is None or second.high is None else first.high + second.high
-    return Amount(value=first.value + second.value, low=low, high=high)
+def _sum(amounts: Iterable[Amount]) -> Amount:
+    """Add independent amounts: the distances of the ends from the values add as the sides of a right angle do."""
+    known = list(amounts)
+    value = math.fsum(amount.value for amount in known)
+    lows = [amount.value - amount.low for amount in known if amount.low is not None]
+    highs = [amount.high - amount.value for amount in known if amount.high is not None]
+    return Amount(
+        value=value,
+        low=value - math.hypot(*lows) if len(lows) == len(known) else None,
+        high=value + math.hypot(*highs) if len(highs) == len(known) else None,
+    )

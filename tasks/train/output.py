@@ -126,9 +126,10 @@ def headline(predicted: TrainingForecast) -> list[str]:
     if predicted.seconds is None:
         lines = [f"{title}; the time is unknown: {predicted.basis}" if has_gpu else title]
     else:
-        steps = rounded(predicted.seconds.value)
-        lines = [f"{title}: {duration_estimate(predicted.total or predicted.seconds)}, {steps} of it for the steps"]
-        lines.append(f"time: {predicted.basis}")
+        lines = [f"{title}: {duration_estimate(predicted.total or predicted.seconds)}"]
+        parts = {"steps": predicted.seconds, **predicted.parts}
+        lines.append(", ".join(f"{name} {_part(part, predicted)}" for name, part in parts.items() if part.value > 0))
+        lines.append(f"time of the steps: {predicted.basis}")
     if predicted.steps_within_limit is not None:
         lines.append(
             f"! {predicted.limiting_setting} stops it after about {predicted.steps_within_limit:,} of these steps; "
@@ -153,6 +154,14 @@ def headline(predicted: TrainingForecast) -> list[str]:
         lines.append(f"peak memory: unknown for this type of model, of {format_gib(predicted.memory_bytes)} per GPU")
     lines += _communication(predicted) if has_gpu or predicted.all_reduce_sec is not None else []
     return [*lines, *([] if predicted.fallback is None else [f"! recipe {predicted.fallback}"])]
+
+
+def _part(part: Amount, predicted: TrainingForecast) -> str:
+    """Format a part of the time, with its dollars if there is a price: `35 s ($0.04)`."""
+    text = rounded(part.value)
+    if predicted.price is None:
+        return text
+    return f"{text} ({formatting.dollars(part.value * predicted.workers * predicted.price.usd_per_gpu_hour / 3600.0)})"
 
 
 def _unpacked(report: DataReport) -> list[str]:

@@ -299,8 +299,11 @@ class Trainer:
             manager.wait()
         if manager.newest_step == self.state.step:
             return wait
+        start = time.monotonic()
         state = dataclasses.replace(self.state, checkpoints=[*self.state.checkpoints, *manager.written])
-        return manager.save(state, self.history, wait=wait)
+        is_saved = manager.save(state, self.history, wait=wait)
+        self._add_time(checkpoint_sec=time.monotonic() - start)
+        return is_saved
 
     def new_checkpoints(self) -> list[int]:
         """Return the steps of the checkpoints written since the last call."""

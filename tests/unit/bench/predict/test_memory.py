@@ -1,5 +1,6 @@
 """Predicted memory of a trial: properties that hold for any fitted numbers."""
 
+import dataclasses
 import statistics
 from itertools import product
 
@@ -12,6 +13,7 @@ from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from tests.benchmarks.predicted_memory import GRID, HELD_OUT, memory_ratios
 from tests.model_shapes import MISTRAL_7B as CONFIG
 from tests.model_shapes import SHAPES
+from tests.support import tiny_training
 from tests.support.cases import load_cases
 
 SAVED = {"gradient_checkpointing": False}
@@ -183,3 +185,15 @@ def test_a_mixture_of_experts_fits_on_24_gb(make_trial, name, base, limit):
     trial = make_trial(recipe="stock", optimizer="adamw_torch", max_seq_len=512, micro_batch_size=8)
     assert memory.base_bytes(config, trial) / 2**30 == pytest.approx(base, abs=0.1)
     assert memory.base_bytes(config, trial) / 2**30 + 1 < memory.peak_bytes(config, trial) / 2**30 <= limit
+
+
+def test_an_evaluation_of_a_small_model_with_many_tokens_needs_more_than_a_step(tmp_path):
+    shape = {"recipe": "fast", "max_seq_len": 512, "micro_batch_size": 1}
+    trained = tiny_training.plan(tmp_path, tmp_path / "d.jsonl", **shape)
+    trial = dataclasses.replace(trained, training=None, kind="training")
+    small, large = (
+        memory.peak_bytes(config, trained) - memory.peak_bytes(config, trial)
+        for config in (SHAPES["smollm2-135m"].config, CONFIG)
+    )
+    assert small > 100 << 20
+    assert large == 0

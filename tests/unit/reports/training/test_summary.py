@@ -34,7 +34,7 @@ def test_the_numbers_of_a_training_with_a_restart(tmp_path: Path) -> None:
     assert dict(sentences.lines(many))["worker time"].startswith("1,280 h ")
     assert lines["restarts"] == "1, 90.0 s since their checkpoints, $0.1000"
     assert sentences.predicted_and_actual(training)[1:] == [
-        ("time of the steps", "58 min 20 s", "60 min"),
+        ("time of the steps", "58 min 20 s, $3.89", "60 min, $4.00"),
         ("dollars", "$3.90", "$4.00"),
         ("peak GPU memory", "3.00 GiB", "3.00 GiB"),
     ]

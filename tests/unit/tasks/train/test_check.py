@@ -93,13 +93,14 @@ def report_text(settings: Settings) -> str:
 
 def test_the_numbers_that_cost_money_come_first(settings: MakeSettings) -> None:
     lines = report_text(settings(rows_per_step=4)).splitlines()
-    assert lines[:7] == [
+    assert lines[:8] == [
         "6 examples to train on, 1 example held out, 1 line left out",
         "600 tokens an epoch, 25.0 % of them trained on (labels: assistant)",
         "9 packed rows an epoch, 3 steps of 4 rows",
         "tokenized in 1.5 s",
-        "3 steps on 2 workers: 30 min (24 min to 36 min), 30 min of it for the steps",
-        "time: from 30 steps measured on NVIDIA A10 (run r)",
+        "3 steps on 2 workers: 30 min (24 min to 36 min)",
+        "steps 30 min ($2.00)",
+        "time of the steps: from 30 steps measured on NVIDIA A10 (run r)",
         "$2.00 ($1.60 to $2.40) at $2.00 per GPU hour (list price)",
     ]
     unknown = dataclasses.replace(
