@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Collection
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
 
 from rich import box
@@ -16,6 +17,7 @@ from rich.text import Text
 
 from reports.formatting import escape_text
 from tasks.cli.sanitize import glue_commands
+from tasks.cli.streams import wrap
 from tasks.settings.sources import display_path
 
 
@@ -113,6 +115,13 @@ def confirm(question: str) -> bool:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     try:
-        return input(f"{escape_text(question)} [y/N] ").strip().lower() in ("y", "yes")
+        return ask(f"{question} [y/N] ").lower() in ("y", "yes")
     except EOFError:
         return False
+
+
+def ask(prompt: str) -> str:
+    """Return the line typed after the prompt, which is wrapped between words. Raises EOFError at the input's end."""
+    *lines, last = wrap(escape_text(prompt), get_terminal_size().columns).split("\n")
+    print(*lines, sep="\n", end="\n" if lines else "", flush=True)
+    return input(f"{last.rstrip()} ").strip()

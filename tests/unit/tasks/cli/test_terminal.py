@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tasks.cli.streams import SanitizedStream, wrap
-from tasks.cli.terminal import console, plain_table, print_path, ruled_table
+from tasks.cli.terminal import ask, console, plain_table, print_path, ruled_table
 from tests.support.paths import ROOT
 
 
@@ -98,6 +98,16 @@ def test_a_line_breaks_between_words_and_commands_stay_whole(
     assert " ".join(line.rstrip() for line in lines) == MESSAGE
     assert max(map(len, lines)) <= width
     assert any("`inv bench --resume=20261122-101500-quick`" in line for line in lines)
+
+
+def test_a_question_is_wrapped_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("builtins.input", lambda prompt: f"{prompt}typed ")
+    text = "build VM, a name from ~/.ssh/config [none]:"
+    assert ask(f"{text} ") == "[none]: typed"
+    assert capsys.readouterr().out == "build VM, a name from ~/.ssh/config\n"
 
 
 def test_json_and_indented_lines_keep_their_form_on_a_terminal() -> None:
