@@ -237,7 +237,7 @@ tensorboard = Command(
     "tasks.reports.tensorboard:serve_run",
     "Start TensorBoard on a run, also on a running one.",
     section=Section.AFTER,
-    effect=Effect.CHANGES,
+    effect=Effect.SESSION,
     examples=(
         "inv tensorboard --port 6007  # until Ctrl-C, also while the run goes on",
         "inv tensorboard --once  # only write the event files",
@@ -245,10 +245,7 @@ tensorboard = Command(
     name=text(RUN, name="run", unset=NEWEST_RUN),
     port=number(int, "port on this machine's loopback address", 6006, ge=1, le=65535),
     once=switch("write the event files of the current results and exit, without starting TensorBoard"),
-    dry_run=switch("print the folder to write and the address, and start nothing"),
 )
-
-
 runs = Command(
     "runs",
     "tasks.reports.runs:list_runs",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from invoke.context import Context
 
-from bench.records.paths import LEDGER_FILE, STEPS_FILE, TRAINING_FILE, TRIALS_FOLDER
+from bench.records.paths import LEDGER_FILE, REPORT_FOLDER, STEPS_FILE, TRAINING_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.hosts.host_protocol import Host, HostError
@@ -25,7 +25,6 @@ from remote.jobs.transfer import pull
 from reports.exports import check_packages, export
 from reports.exports.trackers import TENSORBOARD
 from reports.read.loaded_run import ReportError, ReportWriteError
-from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.signals import as_ctrl_c
 from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls, translate_errors
 from tasks.fleet.run_store import is_training, open_run
@@ -107,20 +106,14 @@ class LiveEvents:
         return bool(Ledger(self._folder / LEDGER_FILE).open_trials())
 
 
-def serve_run(
-    context: Context, name: str | None, *, port: int, once: bool, dry_run: bool = False
-) -> CommandResult | None:
+def serve_run(context: Context, name: str | None, *, port: int, once: bool) -> None:
     settings = load(context)
     run, folder = open_run(settings, name)
     with translate_errors(UsageError, ReportError):
         check_packages([TENSORBOARD])
     if not once:
         _check_port(port)
-    events_folder = folder / "report" / TENSORBOARD
-    if dry_run:
-        url = None if once else f"http://{ADDRESS}:{port}/"
-        lines = [f"write  {display_path(events_folder)}", *([] if url is None else [f"serve  {url}"])]
-        return plan_result(lines, run=run.run_id, folder=str(events_folder), url=url)
+    events_folder = folder / REPORT_FOLDER / TENSORBOARD
     live = LiveEvents(folder, PartialSteps(settings, run, folder) if is_training(folder) else None)
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         is_running = live.update()
@@ -130,7 +123,6 @@ def serve_run(
             print(display_path(events_folder))
         else:
             _serve(events_folder, port, run.run_id, live, is_running=is_running)
-    return None
 
 
 def _check_port(port: int) -> None:
@@ -146,18 +138,8 @@ def _check_port(port: int) -> None:
 def _serve(events_folder: Path, port: int, run_id: str, live: LiveEvents, *, is_running: bool) -> None:
     """Run TensorBoard until Ctrl-C. Raises TaskFailed if it ends before."""
     argv = (
-        *(
-            sys.executable,
-            "-m",
-            "tensorboard.main",
-            "--logdir",
-            str(events_folder),
-            "--host",
-            ADDRESS,
-            "--port",
-            str(port),
-        ),
-        *("--reload_interval", f"{POLL_INTERVAL_SEC:g}"),
+        *(sys.executable, "-m", "tensorboard.main", "--logdir", str(events_folder)),
+        *("--host", ADDRESS, "--port", str(port), "--reload_interval", f"{POLL_INTERVAL_SEC:g}"),
     )
     with tempfile.TemporaryFile() as output, as_ctrl_c(signal.SIGTERM):
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)

@@ -30,7 +30,6 @@ from tasks.cli.flags import Command
 from tasks.cluster import deploy, node_list
 from tasks.fleet import bench
 from tasks.image import archive, build, model, vm
-from tasks.reports import tensorboard
 from tasks.train import forecast, train
 from tasks.tuning import loss_pairs, tune
 from tests.support.dry_runs import plan_of, refuse
@@ -179,11 +178,6 @@ def arrange_tune(_: Path, monkeypatch: Patch) -> dict[str, Any]:
     return {}
 
 
-def arrange_tensorboard(_: Path, monkeypatch: Patch) -> dict[str, Any]:
-    monkeypatch.setattr(tensorboard, "check_packages", lambda _: None)
-    return {"run": RUN.run_id, "once": True}
-
-
 def arrange_adapter(results: Path, **typed: Any) -> dict[str, Any]:
     return {"run": write_training(results), **typed}
 
@@ -209,7 +203,6 @@ CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
     "serve.start": lambda results, _: arrange_adapter(results),
     "serve.stop": {},
     "teardown": {},
-    "tensorboard": arrange_tensorboard,
     "train": arrange_train,
     "tune": arrange_tune,
     "vm.engine": {"tmpdir": "/mnt/fss"},

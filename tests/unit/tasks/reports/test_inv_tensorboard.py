@@ -72,7 +72,7 @@ class TensorBoard:
         self.polls, self.on_poll, self.stderr, self.counts = polls, on_poll, stderr, []
 
     def __call__(self, command, *, stdout, **_):
-        self.command, self.folder = command, command[command.index("--logdir") + 1]
+        self.folder = command[command.index("--logdir") + 1]
         stdout.write(self.stderr)
         self.returncode = None
         return self
