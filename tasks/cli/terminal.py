@@ -115,12 +115,12 @@ def confirm(question: str) -> bool:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     try:
-        return ask(f"{question} [y/N] ").lower() in ("y", "yes")
+        return read_line(f"{question} [y/N] ").lower() in ("y", "yes")
     except EOFError:
         return False
 
 
-def ask(prompt: str) -> str:
+def read_line(prompt: str) -> str:
     """Return the line typed after the prompt, which is wrapped between words. Raises EOFError at the input's end."""
     *lines, last = wrap(escape_text(prompt), get_terminal_size().columns).split("\n")
     print(*lines, sep="\n", end="\n" if lines else "", flush=True)

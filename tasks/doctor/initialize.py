@@ -13,7 +13,7 @@ from rich.text import Text
 from reports.formatting import escape_text
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import load_target
-from tasks.cli.terminal import ask, confirm, console
+from tasks.cli.terminal import confirm, console, read_line
 from tasks.commands import InitOptions
 from tasks.doctor.check import Check, CheckContext, run_checks
 from tasks.doctor.checks import cluster, runs, vm
@@ -100,7 +100,7 @@ def _ask(context: Context, values: Values, question: Question) -> Values:
             present = getattr(present, key)
         shown = "none" if present is None else present
         try:
-            answer = ask(f"{question.text} [{shown}]: ")
+            answer = read_line(f"{question.text} [{shown}]: ")
         except EOFError as error:
             raise ConfirmationRequired("nothing was written: the input ended", remedy="rerun `inv init`") from error
         if not answer:

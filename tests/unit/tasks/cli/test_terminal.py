@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tasks.cli.streams import SanitizedStream, wrap
-from tasks.cli.terminal import ask, console, plain_table, print_path, ruled_table
+from tasks.cli.terminal import console, plain_table, print_path, read_line, ruled_table
 from tests.support.paths import ROOT
 
 
@@ -106,7 +106,7 @@ def test_a_question_is_wrapped_between_words(
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr("builtins.input", lambda prompt: f"{prompt}typed ")
     text = "build VM, a name from ~/.ssh/config [none]:"
-    assert ask(f"{text} ") == "[none]: typed"
+    assert read_line(f"{text} ") == "[none]: typed"
     assert capsys.readouterr().out == "build VM, a name from ~/.ssh/config\n"
 
 
