@@ -20,7 +20,6 @@ OWN_SLOT_MIN_BYTES = 64 << 20  # weights and files of this size get their own sl
 MAX_LAYER_BYTES = 8_000_000_000  # the largest layer that registries were seen to accept
 DOCKERFILE = "image/Dockerfile"
 _IMAGE_FILES = (DOCKERFILE, "image/Dockerfile.dockerignore", "image/selfcheck.py", "image/torch.sh")
-_IGNORED_FOLDERS = frozenset({"__pycache__", ".git", "build", "dist"})
 
 
 class ContextError(HostError):
@@ -62,10 +61,8 @@ class PackedShard:
     sha256: str
 
 
-def code_files(
-    root: Path, profile: str, wheels: Path | None = None, extension: Path | None = None
-) -> tuple[CodeFile, ...]:
-    """List the files for a build of `profile`: the project's, wheels for a build without an index, an extension's."""
+def code_files(root: Path, profile: str, wheels: Path | None = None) -> tuple[CodeFile, ...]:
+    """List the files for a build of `profile`: the project's, and wheels for a build without an index."""
     sources = {path: root / path for path in _IMAGE_FILES}
     locks = [f"image/locks/{name}" for name in (f"{profile}.in", f"{profile}.txt")]
     sources |= {path: root / path for path in locks}
@@ -77,8 +74,6 @@ def code_files(
                 f"image.wheels: {wheels}: contains no wheels", remedy=f"fill it with `pip download --dest {wheels} ...`"
             )
         sources |= {f"wheels/{wheel.name}": wheel for wheel in files}
-    if extension is not None:
-        sources |= _extension_files(extension)
     for path, source in sources.items():
         if not source.is_file():
             raise ContextError(f"{path}: not found", remedy="the image cannot be built without it")
@@ -87,29 +82,6 @@ def code_files(
         for path, source in sources.items()
         for size, sha256 in [hash_file(source)]
     )
-
-
-def _extension_files(folder: Path) -> dict[str, Path]:
-    """List the sources of an extension.
-
-    Raises ContextError for a folder that pip cannot build, or that contains a link to a path outside it: another user
-    may have written the folder, and its setup.py would see the target of the link.
-    """
-    if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
-        raise ContextError(
-            f"image.extension: {folder}: has neither pyproject.toml nor setup.py", remedy="set it to a package's folder"
-        )
-    candidates = (
-        path for path in sorted(folder.rglob("*")) if not _IGNORED_FOLDERS & set(path.relative_to(folder).parts)
-    )
-    files = [path for path in candidates if path.is_file()]
-    for path in files:
-        if folder.resolve() not in (real := path.resolve()).parents:
-            raise ContextError(
-                f"image.extension: {path}: is a link out of the folder, to {real}",
-                remedy="replace the link with a copy",
-            )
-    return {f"extension/{path.relative_to(folder).as_posix()}": path for path in files}
 
 
 def bench_files(root: Path) -> list[Path]:

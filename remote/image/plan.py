@@ -26,7 +26,7 @@ BUILD_LABEL = f"{LABEL}.build"
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "beegfs")
 # Files on these are lost with the machine, use its memory, or have no hard links or modes.
 UNSUITABLE_FILESYSTEMS = ("tmpfs", "ramfs", "vfat", "exfat", "ntfs", "ntfs3", "iso9660", "squashfs", "proc", "sysfs")
-# An extension needs the first; torch's own build needs the others in addition to the lock's wheels.
+# torch's own build needs them in addition to the lock's wheels.
 CUDA_TOOLKIT_PACKAGES = (
     *("cuda-minimal-build", "cuda-libraries-dev", "cuda-cupti-dev", "cuda-nvtx", "cuda-nvml-dev", "cuda-profiler-api"),
 )
@@ -58,7 +58,7 @@ class InsufficientSpace(EngineError):
 class BuildProfile:
     """An entry of image/profiles.yaml: base image, Python, size of the installed stack in bytes, CUDA as 12-8.
 
-    `torch_from_source`: image/torch.sh can build the lock's torch. `environment`: a stage of the Dockerfile.
+    `cuda` is None if image/torch.sh cannot build the lock's torch. `environment`: a stage of the Dockerfile.
     """
 
     name: str
@@ -67,14 +67,7 @@ class BuildProfile:
     stack_bytes: int
     runs_on_cpu: bool
     cuda: str | None = None
-    torch_from_source: bool = True
     environment: str | None = None
-
-    def cuda_packages(self) -> str:
-        """Return the names of NVIDIA's packages for compiling CUDA. Raises ContextError if `cuda` is not set."""
-        if self.cuda is None:
-            raise ContextError(f"image/profiles.yaml: {self.name}: cuda: not set, but nvcc's package needs it")
-        return " ".join(f"{name}-{self.cuda}" for name in CUDA_TOOLKIT_PACKAGES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,17 +98,14 @@ class ImageSpec:
     def options(self) -> dict[str, str]:
         """Return the Dockerfile's arguments for optional parts of the image. Raises ContextError."""
         arguments = {"GPU_ARCHS": " ".join(self.section.gpu_archs)}
-        if self.section.torch == "source" and not self.profile.torch_from_source:
-            raise ContextError(
-                f"image.torch: source: image/torch.sh cannot build the torch of profile {self.profile.name}",
-                remedy="set image.torch to wheel, or image.profile to current",
-            )
         if self.section.torch == "source":
+            if self.profile.cuda is None:
+                raise ContextError(
+                    f"image.torch: source: image/torch.sh cannot build the torch of profile {self.profile.name}",
+                    remedy="set image.torch to wheel, or image.profile to current",
+                )
             arguments["TORCH"] = "source"
-        if any(file.path.startswith("extension/") for file in self.code):
-            arguments["EXTENSION"] = "own"
-        if {"TORCH", "EXTENSION"} & set(arguments):
-            arguments["TOOLKIT"] = self.profile.cuda_packages()
+            arguments["TOOLKIT"] = " ".join(f"{name}-{self.profile.cuda}" for name in CUDA_TOOLKIT_PACKAGES)
             arguments["TORCH_CUDA_ARCH_LIST"] = ";".join(self.section.gpu_archs)
         if self.section.apt_snapshot is not None:
             arguments["APT_SNAPSHOT"] = self.section.apt_snapshot

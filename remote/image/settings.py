@@ -53,9 +53,6 @@ class ImageSection:
     gpu_archs: tuple[str, ...] = setting(
         ("8.6",), "compute capabilities that the image has compiled kernels for: 8.6 A10, 8.0 A100, 8.9 L4, 9.0 H100"
     )
-    extension: str | None = setting(
-        None, "local folder of a Python package with CUDA sources, built against the image's torch and installed"
-    )
     apt_snapshot: str | None = setting(
         None,
         "date of Ubuntu's package archive, e.g. 20260901T000000Z; null: today's packages",

@@ -134,15 +134,13 @@ def _build(request: BuildRequest, host: Host, plan: BuildPlan) -> tuple[EngineIm
 def image_spec(settings: Settings, tmp_folder: str) -> ImageSpec:
     """Build the image's specification from the settings and the project folder. Raises ContextError, UsageError."""
     section = settings.image
-    wheels, extension = (
-        None if name is None else settings.resolve_path(name) for name in (section.wheels, section.extension)
-    )
+    wheels = None if section.wheels is None else settings.resolve_path(section.wheels)
     return ImageSpec(
         image=build_profiles.image_name(settings),
         section=section,
         profile=build_profiles.selected_profile(settings),
         tmpdir=tmp_folder,
-        code=code_files(settings.root, section.profile, wheels, extension),
+        code=code_files(settings.root, section.profile, wheels),
         index_url=checked_index_url(settings),
         git_sha=_git_sha(settings.root),
     )

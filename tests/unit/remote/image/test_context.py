@@ -91,29 +91,3 @@ def test_a_profile_without_a_lock_and_a_folder_without_wheels_are_reported(tmp_p
         code_files(ROOT, "none")
     with pytest.raises(ContextError, match=rf"^image\.wheels: {tmp_path}: .*`pip download --dest {tmp_path}"):
         code_files(ROOT, "current", tmp_path)
-
-
-def test_the_context_has_an_extensions_sources_but_not_its_build_outputs(tmp_path: Path) -> None:
-    for name in ("setup.py", "src/kernel.cu", "build/kernel.o", "src/__pycache__/x.pyc", ".git/HEAD"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    paths = [file.path for file in code_files(ROOT, "current", extension=tmp_path)]
-    assert [path for path in paths if path.startswith("extension/")] == [
-        "extension/setup.py",
-        "extension/src/kernel.cu",
-    ]
-    (tmp_path / "setup.py").unlink()
-    with pytest.raises(ContextError, match=rf"^image\.extension: {tmp_path}: .*pyproject.toml.*setup.py"):
-        code_files(ROOT, "current", extension=tmp_path)
-
-
-def test_an_extensions_link_to_a_file_outside_it_is_refused(tmp_path: Path) -> None:
-    folder, secret = tmp_path / "extension", tmp_path / "id_ed25519"
-    folder.mkdir()
-    (folder / "setup.py").touch()
-    (folder / "again.py").symlink_to("setup.py")
-    secret.touch()
-    assert "extension/again.py" in {file.path for file in code_files(ROOT, "current", extension=folder)}
-    (folder / "data").symlink_to(secret)
-    with pytest.raises(ContextError, match=rf"^image\.extension: .*/data: .* {secret}; "):
-        code_files(ROOT, "current", extension=folder)

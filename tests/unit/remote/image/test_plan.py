@@ -92,8 +92,8 @@ def test_the_apt_snapshot_changes_an_images_digest() -> None:
     assert "APT_SNAPSHOT=20260901T000000Z" in argv(apt_snapshot="20260901T000000Z")
 
 
-def test_only_torch_from_source_and_an_extension_need_the_compiler() -> None:
-    assert not [word for word in argv() if word.startswith(("TORCH=", "EXTENSION=", "TOOLKIT="))]
+def test_only_torch_from_source_needs_the_compiler() -> None:
+    assert not [word for word in argv() if word.startswith(("TORCH=", "TOOLKIT="))]
     profile = dataclasses.replace(PROFILE, cuda="12-8")
     arguments = argv(profile=profile, torch="source")
     toolkit = next(word for word in arguments if word.startswith("TOOLKIT=")).split()
@@ -101,12 +101,6 @@ def test_only_torch_from_source_and_an_extension_need_the_compiler() -> None:
     assert toolkit[0] == "TOOLKIT=cuda-minimal-build-12-8"
     assert {"cuda-libraries-dev-12-8", "cuda-nvml-dev-12-8"} <= set(toolkit)
     with pytest.raises(ContextError, match=r"^image\.torch: .*current; "):
-        argv(profile=dataclasses.replace(profile, torch_from_source=False), torch="source")
-    sources = CodeFile(source=Path("x"), path="extension/setup.py", size=1, sha256="b" * 64)
-    arguments = argv(profile=profile, code=(*code(), sources))
-    assert "EXTENSION=own" in arguments
-    assert "TORCH=source" not in arguments
-    with pytest.raises(ContextError, match=r"^image/profiles\.yaml: current: cuda: "):
         argv(torch="source")
     plain, source = (plan_of(changed(profile=profile, torch=torch)) for torch in ("wheel", "source"))
     assert source.needs[1].need_bytes - plain.needs[1].need_bytes == TORCH_SOURCE_BYTES
