@@ -225,7 +225,6 @@ class JobState(Enum):
 
 _STATES = frozenset(state.value for state in JobState)
 _STATUS_TYPES: Mapping[str, Any] = {
-    "heartbeat_age_sec": float | int | None,
     "exit_code": int | None,
     "signal": int | None,
     "why": str | None,
@@ -251,7 +250,6 @@ class JobSpec:
     command: Command
     deadline_sec: float
     grace_sec: float = 25.0
-    heartbeat_sec: float = 2.0
     files: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -261,14 +259,13 @@ class JobSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """Observed state of a job. The fields after `heartbeat_age_sec` are set once it has ended.
+    """Observed state of a job. The fields after `progress` are set once it has ended.
 
     `why` is exited, deadline, cancelled (by `Job.cancel`) or terminated (a SIGTERM from the host itself).
     """
 
     state: JobState
     progress: dict[str, Any] | None = None
-    heartbeat_age_sec: float | None = None
     exit_code: int | None = None
     signal: int | None = None
     why: str | None = None
@@ -291,7 +288,6 @@ class Job:
                 "folder": spec.command.folder,
                 "deadline_sec": spec.deadline_sec,
                 "grace_sec": spec.grace_sec,
-                "heartbeat_sec": spec.heartbeat_sec,
                 "files": dict(spec.files),
             },
             slot=self.slot,

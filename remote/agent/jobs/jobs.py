@@ -4,9 +4,8 @@ A job is a folder. It is started once: the first caller claims the folder, and t
 supervisor. That outlives the connection, runs the command in its own session, enforces the deadline, and writes
 `end.json` last. The folder's files:
 
-- `lock`      flock held by the supervisor for as long as it lives, so a recycled pid cannot look like a live job;
-- `heartbeat` the host's uptime in seconds, rewritten every `heartbeat_sec`; uptime, because a clock can be set back;
-- `end.json`  exit code and reason of the end; its presence is the end marker.
+- `lock`     flock held by the supervisor for as long as it lives, so a recycled pid cannot look like a live job;
+- `end.json` exit code and reason of the end; its presence is the end marker.
 
 A *slot* is a file locked by the supervisor and by everything it started: at most one job at a time holds it, also by an
 orphan that survived its supervisor.
@@ -21,7 +20,7 @@ import json
 import os
 import time
 
-from remote.agent.shared.files import join_inside, read_bytes, read_json, sync_folder, uptime_sec, write_atomic
+from remote.agent.shared.files import join_inside, read_bytes, read_json, sync_folder, write_atomic
 from remote.agent.shared.wire import RequestRefused, print_line, read_exactly
 
 TYPE_CHECKING = False
@@ -42,9 +41,7 @@ def get_state(job: str) -> dict[str, Any]:
         return {"state": "ended", **end}
     if not supervised:
         return {"state": "waiting"}
-    if alive:
-        return {"state": "running", "heartbeat_age_sec": heartbeat_age_sec(job)}
-    return {"state": "lost"}
+    return {"state": "running" if alive else "lost"}
 
 
 def is_alive(job: str) -> bool:
@@ -56,13 +53,6 @@ def is_alive(job: str) -> bool:
         return not try_lock(handle)
     finally:
         os.close(handle)
-
-
-def heartbeat_age_sec(job: str) -> float | None:
-    try:
-        return max(0.0, uptime_sec() - float(read_bytes(f"{job}/heartbeat")))
-    except (FileNotFoundError, ValueError):
-        return None
 
 
 def start(arguments: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 
-from remote.agent.shared.files import read_bytes, uptime_sec, write_atomic
+from remote.agent.shared.files import read_bytes, write_atomic
 
 RESERVE_FILE, RESERVE_BYTES = "end.reserve", 8192
 
@@ -44,7 +44,7 @@ def detach_and_supervise(job: str, spec: dict[str, Any], slot: int | None, ready
 
 
 class Supervisor:
-    """Supervisor of one command: heartbeat, deadline, cancellation, and cleanup of leftover processes."""
+    """Supervisor of one command: deadline, cancellation, and cleanup of leftover processes."""
 
     SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
@@ -60,7 +60,6 @@ class Supervisor:
     def start(self) -> None:
         become_subreaper()
         write_atomic(f"{self.job}/supervisor.json", json.dumps({"pid": os.getpid()}).encode())
-        self.write_heartbeat()
         # Given back for end.json if the disk is full by then. A disk that is full already must not prevent the start.
         with contextlib.suppress(OSError):
             write_atomic(f"{self.job}/{RESERVE_FILE}", os.urandom(RESERVE_BYTES))
@@ -76,7 +75,6 @@ class Supervisor:
 
     def supervise(self) -> None:
         while self.status is None:
-            self.write_heartbeat()
             now = time.monotonic()
             if self.kill_at is None and now >= self.deadline:
                 # SIGTERM, not SIGINT: the command has missed its own deadline.
@@ -84,7 +82,7 @@ class Supervisor:
             if self.kill_at is not None and now >= self.kill_at:
                 self.signal_group(signal.SIGKILL)
             due = self.deadline if self.kill_at is None else self.kill_at
-            received = signal.sigtimedwait(self.SIGNALS, max(0.05, min(self.spec["heartbeat_sec"], due - now)))
+            received = signal.sigtimedwait(self.SIGNALS, max(0.05, due - now))
             if received is not None and received.si_signo != signal.SIGCHLD and self.kill_at is None:
                 if os.path.exists(f"{self.job}/cancel"):
                     self.stop("cancelled", signal.SIGINT)
@@ -123,15 +121,6 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
-
-    def write_heartbeat(self) -> None:
-        # Overwrites a number of the same length, so a reader sees a complete one. A full disk must not end a job.
-        with contextlib.suppress(OSError):
-            handle = os.open(f"{self.job}/heartbeat", os.O_WRONLY | os.O_CREAT, 0o644)
-            try:
-                os.write(handle, b"%14.2f" % uptime_sec())
-            finally:
-                os.close(handle)
 
     def write_end(self, status: int) -> None:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None

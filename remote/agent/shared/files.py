@@ -65,11 +65,6 @@ def read_json(path: AnyPath) -> Any:
         return None
 
 
-def uptime_sec() -> float:
-    """Return the seconds since the host started."""
-    return float(read_bytes("/proc/uptime").split()[0])
-
-
 def read_bytes(path: AnyPath) -> bytes:
     with open(path, "rb") as file:
         return file.read()

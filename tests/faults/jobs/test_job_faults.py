@@ -32,14 +32,12 @@ UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
 
 
 def shell(script: str, *, deadline_sec: float = 60.0, grace_sec: float = 5.0) -> JobSpec:
-    return JobSpec(
-        command=Command(argv=("sh", "-c", script)), deadline_sec=deadline_sec, grace_sec=grace_sec, heartbeat_sec=0.05
-    )
+    return JobSpec(command=Command(argv=("sh", "-c", script)), deadline_sec=deadline_sec, grace_sec=grace_sec)
 
 
 def python(script: str, *, deadline_sec: float = 60.0, grace_sec: float = 5.0) -> JobSpec:
     command = Command(argv=(sys.executable, "-I", "-S", "-c", script))
-    return JobSpec(command=command, deadline_sec=deadline_sec, grace_sec=grace_sec, heartbeat_sec=0.05)
+    return JobSpec(command=command, deadline_sec=deadline_sec, grace_sec=grace_sec)
 
 
 def job_in(local: LocalFleet, name: str = "job", *, slot: bool = False) -> Job:
@@ -139,20 +137,6 @@ sys.stdin.read()
     assert job.status().state is JobState.RUNNING
     job_file(job, "go").touch()
     assert ended(job).exit_code == 0
-
-
-def test_heartbeats_are_written_while_the_command_runs(job: Job) -> None:
-    job.start(shell(UNTIL_GO))
-    heartbeats: set[str] = set()
-
-    def has_three_heartbeats() -> bool:
-        heartbeats.add(job_file(job, "heartbeat").read_text())
-        return len(heartbeats - {""}) >= 3
-
-    wait_for(has_three_heartbeats, "three different heartbeats")
-    assert job.status().heartbeat_age_sec is not None, "a status always has a heartbeat"
-    job_file(job, "go").touch()
-    ended(job)
 
 
 @LOCAL_AND_SSH

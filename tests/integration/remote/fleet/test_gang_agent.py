@@ -21,7 +21,7 @@ Members = Callable[[int], tuple[GangAgent, list[CuttableHost]]]
 
 def spec(count: int, script: str = "sleep 60") -> JobSpec:
     command = Command(argv=("sh", "-c", script), environment={NODE_COUNT: str(count)})
-    return JobSpec(command=command, deadline_sec=60.0, grace_sec=1.0, heartbeat_sec=0.05)
+    return JobSpec(command=command, deadline_sec=60.0, grace_sec=1.0)
 
 
 def folder_of(wire: CuttableHost) -> Path:
