@@ -1,13 +1,12 @@
 """`inv build`: build the offline image on the build VM, with large files below `--tmpdir`.
 
-Steps: settings and flags become a request; the engine, its disks, the models and an existing image are inspected; both
-give the plan (`remote.image.plan`), which --dry-run prints and a detached job carries out. A second `inv build` follows
-the first one's job: only one build runs on a VM.
+Steps: settings and flags become an image's specification; engine, disks, models and an existing image are inspected;
+both give the plan (`remote.image.plan`), which --dry-run prints and a detached job carries out. A second `inv build`
+of the same image follows the first one's job, another one is refused: only one job runs on a VM.
 """
 
 import shlex
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from remote.image import plan as buildplan
 from remote.image.context import code_files
 from remote.image.engine import Client, EngineImage
 from remote.image.plan import BuildPlan, ImageSpec, InsufficientSpace
-from remote.image.vm_jobs import JobOptions, VmWork
+from remote.image.vm_jobs import VmWork
 from remote.jobs import transfer
 from remote.jobs.job import Agent
 from reports import formatting
@@ -37,16 +36,6 @@ from tasks.settings.layers import Settings, load
 _SHOWN_WORDS = 7  # up to the target of the build
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuildRequest:
-    """A build as settings and flags ask for it. `repository`: that of the registry, in names of old images."""
-
-    spec: ImageSpec
-    force: bool
-    options: JobOptions
-    repository: str | None
-
-
 def build_image(
     context: Context, tmpdir: str | None, *, dry_run: bool, cancel: bool, force: bool
 ) -> CommandResult | None:
@@ -57,74 +46,64 @@ def build_image(
         if cancel:
             vm_work.cancel(host, "build")
             return None
-        request = read_request(settings, resolve_tmpdir(settings, host, tmpdir), command, force=force)
-        plan, image = plan_build(request, host)
+        spec = image_spec(settings, resolve_tmpdir(settings, host, tmpdir))
+        plan, image = plan_build(spec, host, force=force)
         if dry_run:
             if plan is not None:
-                check_space(request, host, plan)
+                check_space(settings, spec, host, plan)
             lines = [f"{host.name}: the image is up to date"] if plan is None else render(plan)
             return plan_result(lines, host=host.name, build=None if plan is None else _document(plan))
         if plan is not None:
-            image, log = _build(request, host, plan)
+            image, log = _build(settings, spec, host, plan, command)
             result = f"is built; log: {log}"
         else:
             result = "is up to date: nothing was sent, nothing was built"
     assert image is not None  # noqa: S101 - for the type checker
     size, elapsed_sec = format_gb(image.size, 2), time.monotonic() - started_at
-    print(f"{request.spec.image} {image.short_id} {result}; {size}, {elapsed_sec:.1f} s")
+    print(f"{spec.image} {image.short_id} {result}; {size}, {elapsed_sec:.1f} s")
     return None
 
 
-def read_request(settings: Settings, tmp_folder: str, command: str = "inv build", *, force: bool) -> BuildRequest:
-    """Read the request from the settings and the project folder. Raises ContextError and UsageError."""
-    return BuildRequest(
-        spec=image_spec(settings, tmp_folder),
-        force=force,
-        options=vm_work.options(settings, command),
-        repository=registry_repository(settings),
-    )
-
-
-def plan_build(request: BuildRequest, host: Host) -> tuple[BuildPlan | None, EngineImage | None]:
+def plan_build(spec: ImageSpec, host: Host, *, force: bool = False) -> tuple[BuildPlan | None, EngineImage | None]:
     """Plan the build; None if the image is up to date and not `force`. Returns the image that has its name, too.
 
     Raises the errors of `build_vm`.
     """
-    spec = request.spec
     vm_jobs.claim(host, spec.workdir, create=False)  # refuse another user's folder before reading it
     with engine.connect(host, spec.client) as vm_engine:
         image = vm_engine.find_image(spec.image)
         labels = {} if image is None else image.labels
         disks = engine.disk_info(host, (spec.tmpdir,), spec.model_folders())
         buildplan.check_tmpdir(disks.folder(spec.tmpdir))
-        if not request.force and buildplan.is_built(spec, disks, labels):
+        if not force and buildplan.is_built(spec, disks, labels):
             return None, image
         facts = vm_engine.observe()
     root = engine.disk_info(host, (facts.data_root,)).folder(facts.data_root)
     return buildplan.plan(spec, facts, root, disks, labels), image
 
 
-def check_space(request: BuildRequest, host: Host, plan: BuildPlan) -> None:
+def check_space(settings: Settings, spec: ImageSpec, host: Host, plan: BuildPlan) -> None:
     """Raise InsufficientSpace, with the bytes that a prune frees, if the build does not fit."""
     try:
         buildplan.check_free_space(plan.needs, plan.data_root)
     except InsufficientSpace as error:
         if not error.is_engine_disk:
             raise
-        with engine.connect(host, request.spec.client) as vm_engine:
-            frees = format_gb(vm_engine.usage(buildplan.BUILD_LABEL, request.repository).prunable_bytes)
+        with engine.connect(host, spec.client) as vm_engine:
+            frees = format_gb(vm_engine.usage(buildplan.BUILD_LABEL, registry_repository(settings)).prunable_bytes)
         raise InsufficientSpace(f"{error.problem}; a prune frees {frees}", remedy=error.remedy) from error
 
 
-def _build(request: BuildRequest, host: Host, plan: BuildPlan) -> tuple[EngineImage, Path]:
+def _build(settings: Settings, spec: ImageSpec, host: Host, plan: BuildPlan, command: str) -> tuple[EngineImage, Path]:
     """Build the image, or follow the build that runs. Returns the image and the log's path."""
 
     def prepare(agent: Agent) -> None:
-        check_space(request, host, plan)
+        check_space(settings, spec, host, plan)
         print("\n".join(render(plan)), flush=True)
-        _upload_code(agent, request.spec, plan)
+        _upload_code(agent, spec, plan)
 
-    work = VmWork(verb="build", name=plan.image, request=plan.to_job(), options=request.options)
+    options = vm_work.options(settings, command)
+    work = VmWork(verb="build", name=plan.image, request=plan.to_job(), options=options)
     outcome = vm_work.run(host, work, prepare)
     facts = outcome.facts
     image = EngineImage(image_id=facts["image_id"], size=facts["size_bytes"], labels={}, environment={})

@@ -58,10 +58,6 @@ def model_info(name: str, folder: str) -> dict[str, Any]:
     for path, size, sha256 in listed:
         file = Path(folder, path)
         files.append((path, file.stat().st_size if file.is_file() else None, size, sha256))
-    sums = Path(folder, "SHA256SUMS")  # the bench reads it instead of hashing 14 GB
-    if sums.is_file() and sums.name not in (path for path, _, _ in listed):
-        content = read_limited(sums)
-        files.append((sums.name, len(content), len(content), hashlib.sha256(content).hexdigest()))
     return {"name": name, "folder": folder, "found": True, "sha256": digest, "files": files}
 
 

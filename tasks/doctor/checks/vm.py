@@ -17,7 +17,7 @@ from tasks.clients import registry, secrets
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
 from tasks.image import build_profiles
-from tasks.image.build import check_space, plan_build, read_request
+from tasks.image.build import check_space, image_spec, plan_build
 
 CHECKS, REGISTRY_CHECKS = Checks("vm"), Checks("registry")
 
@@ -119,10 +119,10 @@ def room(context: CheckContext) -> CheckResult:
 
 
 def _plan_next_build(context: CheckContext, host: Host) -> buildplan.BuildPlan | None:
-    request = read_request(context.settings, context.tmpdir(host), force=False)
-    plan, _ = plan_build(request, host)
+    spec = image_spec(context.settings, context.tmpdir(host))
+    plan, _ = plan_build(spec, host)
     if plan is not None:
-        check_space(request, host, plan)
+        check_space(context.settings, spec, host, plan)
     return plan
 
 

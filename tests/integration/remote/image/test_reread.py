@@ -27,14 +27,6 @@ def test_a_complete_model_is_listed_with_its_files(local: LocalFleet, tmp_path: 
     assert [tuple(file) for file in model["files"][1:]] == [("a", 5, 5, "s"), ("b", None, 7, "t")]
 
 
-def test_a_checksum_file_in_the_manifest_is_listed_once(local: LocalFleet, tmp_path: Path) -> None:
-    (tmp_path / "SHA256SUMS").write_bytes(b"12345")
-    files = [{"path": "SHA256SUMS", "size": 5, "sha256": "s"}]
-    (tmp_path / "manifest.json").write_text(json.dumps({"files": files}))
-    (model,) = engine.disk_info(local.host(), [str(tmp_path)], [("org--model", str(tmp_path))]).models
-    assert [path for path, *_ in model["files"]] == ["manifest.json", "SHA256SUMS"]
-
-
 def test_a_folder_that_does_not_exist_is_on_the_file_system_of_its_parent(local: LocalFleet) -> None:
     (folder,) = engine.disk_info(local.host(), ["/proc/none/deep"]).folders
     assert (folder.kind, folder.exists, folder.is_folder) == ("proc", False, True)

@@ -8,14 +8,11 @@ from invoke import Context
 from remote.hosts.command import Secret
 from remote.hosts.local import LocalHost
 from remote.image.engine import EngineImage
-from remote.image.plan import BuildProfile, ImageSpec
 from remote.image.vm_jobs import JobFailed
 from tasks.clients.registry import configured_image
 from tasks.errors import UsageError
 from tasks.image import push
 from tasks.settings.layers import load
-
-PROFILE = BuildProfile(name="current", base="b", python="3.12", stack_bytes=1, runs_on_cpu=True)
 
 
 @pytest.mark.parametrize(("kind", "image", "remedy"), [
@@ -35,14 +32,7 @@ def test_a_refused_push_names_what_to_type(
     monkeypatch.setattr(push.vm_work, "run", refuse)
     settings, built = load(context()), EngineImage(image_id="sha256:i", size=1, labels={}, environment={})
     target, user = configured_image(settings)
-    request = push.PushRequest(
-        spec=ImageSpec(image="i", section=settings.image, profile=PROFILE, tmpdir="/t", code=()),
-        target=target,
-        user=user,
-        token_hosts=(),
-        options=push.vm_work.options(settings, "inv push"),
-        record=settings.image_file,
-    )
+    work = push.plan_push(settings, target, user, built, "inv push")
     with pytest.raises(JobFailed if remedy is None else UsageError) as failed:
-        push._push(request, LocalHost(name="vm", workdir="/w"), built, lambda: Secret("x"))
+        push._push(LocalHost(name="vm", workdir="/w"), work, target, lambda: Secret("x"))
     assert (remedy or "") in failed.value.remedy
