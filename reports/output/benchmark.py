@@ -56,7 +56,7 @@ def _train_command(summary: Summary) -> Commands | None:
     command, row = summary.train_command, summary.best_row
     if command is None or row is None:
         return None
-    return Commands(items=(("Train" if row.trial.is_usual else f"Train with {row.label}", command),))
+    return Commands(items=(("Train" if command == "inv train" else f"Train with {row.label}", command),))
 
 
 def _tiles(summary: Summary) -> Iterator[Tile]:

@@ -1,7 +1,8 @@
 """The decisions of a benchmark as values: the configuration to train with, and the finding. `sentences` has the text.
 
 What `inv train` would do is recommended, or the baseline where that was not measured, unless another configuration was
-shown to be faster, and, if losses were compared, at the same loss.
+shown to be faster, and, if losses were compared, at the same loss. The published loop is not recommended on a GPU where
+what `inv train` would do was not planned: no GPU is known on which that was slower (docs/performance.md).
 """
 
 import enum
@@ -25,6 +26,7 @@ class Advice(enum.StrEnum):
     UNDECIDED = "undecided"  # one process of each: nothing can be shown
     FASTEST = "fastest"  # there is no baseline to compare with
     ONLY = "only"  # a single configuration was measured
+    UNMEASURED = "unmeasured"  # plain `inv train`, which was not planned; of the others a published one is the fastest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,9 @@ def choose(rows: Sequence[ConfigurationRow], losses: QualityRecord | None = None
             row for row in measured if verdicts[row.label] in NOT_SHOWN and row.useful_rate > fastest.useful_rate
         ),
     )
+    is_published = choice.row.trial.recipe == "reference" and choice.row.trial.profile == "gpu"
+    if is_published and len(measured) > 1 and not any(row.trial.is_usual for row in rows):
+        return replace(choice, advice=Advice.UNMEASURED)
     return replace(choice, advice=_advice(choice, len(measured)))
 
 

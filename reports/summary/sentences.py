@@ -47,6 +47,12 @@ def _advice(summary: Summary, chosen: Choice) -> str:
     ratio, loss = chosen.ratio, loss_claim(summary.quality, fastest.trial)
     passed = f"{_passed_over(chosen)}{_withheld(summary.quality, chosen.withheld)}"
     tied = formatting.first_n([row.label for row in chosen.tied if row != chosen.row and not row.is_baseline], 3)
+    if chosen.advice is Advice.UNMEASURED:
+        rates = "" if ratio is None else f", {claim(ratio)} the useful tokens per second of {_reference(summary)}"
+        return (
+            f"Train with {USUAL}, which this run did not measure. The fastest published configuration of those "
+            f"measured is {_counted(fastest)}{rates} {where}{passed}."
+        )
     if chosen.advice is Advice.STAY:
         also = f"; {tied} {'was' if ',' not in tied else 'were'} not shown to be slower" if tied else ""
         return f"Stay with {fastest.label}: no configuration gave more useful tokens per second {where}{also}{passed}."
@@ -55,8 +61,7 @@ def _advice(summary: Summary, chosen: Choice) -> str:
         rank = "the only configuration measured" if chosen.advice is Advice.ONLY else "the fastest measured"
         speed = f"{rate} useful tokens per second per worker {where}{passed}"
         return f"{_counted(fastest)} is {rank}{f', {loss}' if loss else ''}: {speed}."
-    reference = summary.baseline if chosen.reference is None else chosen.reference.label
-    gain = f"{claim(ratio)} the useful tokens per second of {reference}"
+    gain = f"{claim(ratio)} the useful tokens per second of {_reference(summary)}"
     if chosen.advice is Advice.UNDECIDED:
         return (
             f"Undecided: {fastest.label} gave {gain} {where}, but with one process of each a machine that changed "
@@ -76,6 +81,12 @@ def _advice(summary: Summary, chosen: Choice) -> str:
     if tied:
         options, subject = f"{options}, or with {tied}, not shown to differ from it", f"{fastest.label} gave "
     return f"Train with {options}: {subject}{gain}{dollars} {where}{passed}."
+
+
+def _reference(summary: Summary) -> str:
+    """Return the label of what the recommendation's ratio is against."""
+    chosen = summary.choice
+    return summary.baseline if chosen is None or chosen.reference is None else chosen.reference.label
 
 
 def finding(summary: Summary) -> str:

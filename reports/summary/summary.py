@@ -13,7 +13,7 @@ from reports.document import Table
 from reports.read.loaded_run import Missing, Rejected
 from reports.read.worker_fingerprints import Hosts
 from reports.summary import cost, decisions
-from reports.summary.decisions import Choice, Finding
+from reports.summary.decisions import Advice, Choice, Finding
 from reports.summary.rows import ConfigurationRow, Failure, OtherConfiguration
 from reports.summary.warnings import RunWarning
 
@@ -71,7 +71,9 @@ class Summary:
 
     @property
     def recommended_label(self) -> str | None:
-        """The label of `best_row`; None if it was not compared with another configuration."""
+        """The label of `best_row`; None if it was not compared with another configuration, or another is advised."""
+        if self.choice is None or self.choice.advice is Advice.UNMEASURED:
+            return None
         measured = self.measured_rows
         is_compared = len(measured) > 1 and any(row.is_baseline or row.trial.is_usual for row in measured)
         return self.best_row.label if self.best_row is not None and is_compared else None
@@ -79,6 +81,8 @@ class Summary:
     @property
     def train_command(self) -> str | None:
         """The command that trains with the recommended configuration; None if none is recommended."""
+        if self.choice is not None and self.choice.advice is Advice.UNMEASURED:
+            return "inv train"
         if self.best_row is None or self.recommended_label is None:
             return None
         return "inv train" if self.best_row.trial.is_usual else f"inv train --from={self.record.run_id}"

@@ -8,6 +8,7 @@ from bench.records.trial import SCALES
 from reports import formatting
 from reports.read.loaded_run import ReportError
 from reports.read.run_folder import load
+from reports.summary.decisions import Advice
 from reports.summary.sentences import not_shown_texts, recommendation, spell_out
 from reports.summary.summarize import summarize
 from tasks.errors import UsageError, translate_errors
@@ -16,19 +17,23 @@ from tasks.fleet.trial_spec import check_trial, read_trial, with_training_row
 from tasks.settings.layers import Settings
 
 
-def recommended_trial(settings: Settings, folder: Path) -> tuple[Trial, list[str]]:
+def recommended_trial(settings: Settings, folder: Path) -> tuple[Trial | None, list[str]]:
     """Return the trial of a recommended configuration, and lines about it: why, and what is taken over.
+
+    None is for plain `inv train`, where the run did not measure that.
 
     `folder` is that of a benchmark, whose results are summarized again, or of a search. Profile tiny measures a part of
     each length, so that its rows are replaced by those of the settings. Raises UsageError.
     """
     measured, reasons = _find_trial(settings, folder)
+    if measured is None:
+        return None, reasons
     trial = with_training_row(settings, measured)
     lines = [*reasons, *describe_source(settings, trial, folder.name)]
     return check_trial(settings, trial, f"train: --from: {folder.name}"), lines
 
 
-def _find_trial(settings: Settings, folder: Path) -> tuple[Trial, list[str]]:
+def _find_trial(settings: Settings, folder: Path) -> tuple[Trial | None, list[str]]:
     if (folder / BEST_FILE).is_file():
         return read_trial(settings, str(folder / BEST_FILE), "train: --from"), []
     source = f"train: --from: {folder.name}"
@@ -39,7 +44,9 @@ def _find_trial(settings: Settings, folder: Path) -> tuple[Trial, list[str]]:
     if summary.record.suite == TUNE:
         remedy = f"resume it with `inv tune --resume={folder.name}`, or name another run"
         raise UsageError(f"train: --from: search {folder.name} has named no configuration", remedy=remedy)
-    row = summary.best_row
+    row, reasons = summary.best_row, [spell_out(recommendation(summary))]
+    if summary.choice is not None and summary.choice.advice is Advice.UNMEASURED:
+        return None, reasons
     if row is None and (withheld := not_shown_texts(summary.quality)):
         raise UsageError(
             f"{source}: withholds every configuration, as none was shown to be at the loss of the reference: "
@@ -55,7 +62,7 @@ def _find_trial(settings: Settings, folder: Path) -> tuple[Trial, list[str]]:
             f"{source}: profile {row.trial.profile}, but bench.profile is {settings.bench.profile}",
             remedy="change the setting, or name another run",
         )
-    return row.trial, [spell_out(recommendation(summary))]
+    return row.trial, reasons
 
 
 def describe_source(settings: Settings, trial: Trial, source: str) -> Iterator[str]:

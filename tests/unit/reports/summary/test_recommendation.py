@@ -161,6 +161,27 @@ def test_a_configuration_is_recommended_over_the_usual_training_only_if_it_is_sh
     assert summary.finding.row.label in ("baseline", "other")  # the published comparison stays theirs
 
 
+@pytest.mark.parametrize(
+    ("fields", "advice", "command"),
+    [
+        ({"profile": "gpu"}, Advice.UNMEASURED, "inv train"),
+        ({"profile": "gpu", "recipe": "fast"}, Advice.TRAIN, f"inv train --from={synthetic.RUN_ID}"),
+        ({"profile": "tiny"}, Advice.TRAIN, f"inv train --from={synthetic.RUN_ID}"),
+    ],
+)
+def test_a_published_configuration_is_not_recommended_where_the_usual_training_was_not_planned(
+    tmp_path, fields, advice, command
+):
+    trials = tuple(replace(trial, **fields) for trial in synthetic.quick())
+    synthetic.write_run(tmp_path, synthetic.record(trials), speeds={"baseline": 0.16, "optimized": 0.04})
+    summary = summarize(load(tmp_path))
+    assert (summary.choice.advice, summary.train_command) == (advice, command)
+    assert summary.choice.row.label == "optimized"
+    assert (summary.recommended_label is None) == (advice is Advice.UNMEASURED)
+    assert [text for _, text in benchmark.make(summary).commands.items] == [command]
+    assert (USUAL in sentences.recommendation(summary)) == (advice is Advice.UNMEASURED)
+
+
 def write_losses(summary, losses, folder):
     """Write quality.json with pairs of these losses for each configuration, against 2.0 of the reference."""
     trials = {row.label: row.trial for row in summary.rows}

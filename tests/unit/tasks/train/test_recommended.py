@@ -52,6 +52,15 @@ def test_the_recommended_configuration_is_taken_over_and_the_rest_comes_from_the
     assert len(list(recommended.describe_source(configured, shorter, RUN))) == 2
 
 
+def test_plain_training_is_recommended_where_it_was_not_measured_and_then_takes_over_nothing(
+    settings: MakeSettings,
+) -> None:
+    configured = settings()
+    trial, lines = recommended.recommended_trial(configured, write_benchmark(configured, profile="gpu"))
+    assert trial is None
+    assert len(lines) == 1
+
+
 def test_the_best_of_a_search_is_taken_over(settings: MakeSettings) -> None:
     configured = settings()
     best = choose(suite("recipes", "tiny", configured.model.path, "d"), ("fast-lean",))[0]
@@ -69,7 +78,7 @@ def test_the_best_of_a_search_is_taken_over(settings: MakeSettings) -> None:
     ("changed", "message"),
     [
         ({"model": "elsewhere"}, f"{RUN}: is for the model elsewhere, but model.path is "),
-        ({"profile": "gpu"}, f"{RUN}: profile gpu, but bench.profile is tiny"),
+        ({"profile": "gpu", "recipe": "stock"}, f"{RUN}: profile gpu, but bench.profile is tiny"),
         ({"names": ("optimized",)}, f"{RUN}: recommends no configuration"),
     ],
 )
