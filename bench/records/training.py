@@ -394,19 +394,14 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """An attempt that resumed after `from_step` steps, with its reason and the repeated steps of the last attempt.
+    """An attempt that resumed after `from_step` steps; why the one before it ended is in the ledger.
 
-    `reason_code` is the cause of the last attempt's end, None if unknown. `lost_sec` is the time of those steps.
     `since_checkpoint_sec` is the time from the checkpoint to the attempt's own first step, by the clock of their files;
     None without a checkpoint or step.
     """
 
     attempt: int
     from_step: int
-    reason: str
-    lost_steps: int
-    lost_sec: float
-    reason_code: ReasonCode | None = None
     since_checkpoint_sec: float | None = None
 
 

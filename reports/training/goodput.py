@@ -15,7 +15,7 @@ from reports.read import attempts
 from reports.read.attempts import AttemptSpan
 from reports.training.training_facts import TrainingReport
 
-STEPS, REST = "steps that count", "start and end of processes, not recorded"
+STEPS, REST = "steps that count", "repeated steps, start and end of processes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,6 @@ def uses(training: TrainingReport) -> list[Use]:
             "waiting for checkpoints": record.time.checkpoint_sec * workers,
             "answers and score": record.time.score_sec * workers,
         }
-    by_number = {span.number: span for span in spans}
-    seconds["repeated steps"] = sum(
-        restart.lost_sec * by_number[restart.attempt - 1].workers
-        for restart in record.restarts
-        if restart.attempt - 1 in by_number
-    )
     seconds["waiting for a restart"] = total - attempts.worker_sec(spans, now)
     seconds[REST] = max(0.0, total - sum(seconds.values()))
     total = sum(seconds.values())

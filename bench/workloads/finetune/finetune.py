@@ -29,7 +29,7 @@ from bench.workloads.finetune import checkpoint, resume, training_set
 from bench.workloads.finetune.checkpoint import History, State
 from bench.workloads.finetune.derived import derive
 from bench.workloads.finetune.folder_lock import FolderLock
-from bench.workloads.finetune.resume import Journal, ResumePoint, record_first_step, record_restart
+from bench.workloads.finetune.resume import ResumePoint, record_first_step, record_restart
 from bench.workloads.finetune.training_set import FirstAttempt
 from bench.workloads.finetune.training_set import (
     check_inputs as check_inputs,  # looked up in workload modules with special inputs
@@ -187,17 +187,13 @@ class TrainingLog:
         if seconds := sum(columns["step_time_sec"]):  # the last progress has the speed of the whole training
             record.extra_progress["useful_tokens_per_sec"] = sum(columns["tokens"]) / seconds
         adapter = reported.get("adapter", {})
-        status, reason = outcome.status.value, outcome.reason
-        Journal(self._folder).append(
-            end=status if reason is None else f"{status}: {reason}", reason_code=outcome.reason_code
-        )
         TrainingRecord(
             run_id=record.request.run_id,
             trial_id=record.request.trial_id or record.trial.trial_id,
             attempt=record.request.attempt,
             world_size=record.trial.world_size,
-            status=status,
-            reason=reason,
+            status=outcome.status.value,
+            reason=outcome.reason,
             reason_code=outcome.reason_code,
             remedy=outcome.remedy,
             stop=self.stop if self.stop != "stopped" else "",

@@ -20,7 +20,6 @@ from bench.machine.fingerprint import code_digest
 from bench.records import Trial, schema
 from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.paths import HELD_VARIABLE, RESTARTS_FILE
-from bench.records.status import ReasonCode
 from bench.records.training import BUDGET_LIMIT, Restart, Training
 from bench.records.units import format_mib
 from bench.workloads.finetune import checkpoint
@@ -39,8 +38,6 @@ MUTABLE_SETTINGS = {
 SCORE_SETTINGS = {"training.score", "training.score_pattern", "training.score_rows", "training.best_by"}
 # Not mutable in the recipe `fast`: a recomputed layer starts from its input in bf16, so its gradients differ.
 RECOMPUTATION_SETTINGS = {"gradient_checkpointing", "checkpoint_every"}
-JOURNAL = "journal.jsonl"
-NO_STEP, NO_REASON = "ended before its first step", "ended without a reason"
 
 
 def identify(trial: Trial, model: str, data: str) -> Identity:
@@ -141,79 +138,20 @@ def _format(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class JournalLine:
-    """A step with its seconds, or the end of an attempt. The first line has the `restarts` recorded before it."""
-
-    step: int = 0
-    sec: float = 0.0
-    end: str | None = None
-    reason_code: ReasonCode | None = None
-    restarts: int | None = None
-
-
-class Journal:
-    """A log of steps and attempts' ends, from which the next attempt computes the lost work.
-
-    It is not synced, because a missing line does no harm.
-    """
-
-    def __init__(self, checkpoints: Path) -> None:
-        self._path = checkpoints / JOURNAL
-
-    def append(self, **line: Any) -> None:
-        with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def read(self, restarts: int) -> list[JournalLine]:
-        """Return the last attempt's lines, without damaged ones; none if they are already among the `restarts`."""
-        lines = []
-        with contextlib.suppress(OSError):
-            for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
-                with contextlib.suppress(ValueError):
-                    lines.append(schema.from_json(JournalLine, schema.parse(line)))
-        if any(line.restarts is not None and line.restarts < restarts for line in lines):
-            return []
-        return [line for line in lines if line.restarts is None]
-
-    def begin(self, restarts: int) -> None:
-        """Replace the last attempt's lines, which these restarts have."""
-        with contextlib.suppress(OSError):
-            write_atomic(self._path, json.dumps({"restarts": restarts}).encode() + b"\n")
-
-
 def record_restart(checkpoints: Path, attempt: int, from_step: int) -> list[Restart]:
     """Add this attempt to the restarts on the disk, and return all restarts of this training.
 
-    Every attempt except the first is a restart, even after an attempt that was killed before it wrote to the journal.
-    Attempts started by hand may all have number 1: then the journal shows that there was an earlier one.
+    Every attempt except the first is a restart, even after an attempt that was killed before it wrote anything.
+    Attempts started by hand may all have number 1: then one that resumes is a restart.
     """
     path, before = checkpoints / RESTARTS_FILE, []
     with contextlib.suppress(OSError, ValueError, TypeError):
         before = [schema.from_json(Restart, load) for load in schema.parse(path.read_bytes())]
-    journal = Journal(checkpoints)
-    lines = journal.read(len(before))
-    lost = {line.step: line.sec for line in lines if line.step > from_step}
-    ends = [(line.end, line.reason_code) for line in lines if line.end is not None]
-    reason, code = ends[-1] if ends else (NO_REASON if lines else NO_STEP, None)
     first = 1 + max((restart.attempt for restart in before), default=1)
-    last = Restart(attempt=attempt, from_step=from_step, reason=NO_STEP, lost_steps=0, lost_sec=0.0)
-    added = [
-        *(dataclasses.replace(last, attempt=number) for number in range(first, attempt)),
-        *([last] if lines or attempt >= first else []),
-    ]
-    if added:
-        # The journal belongs to the attempt before the first of these; later ones wrote nothing.
-        added[0] = dataclasses.replace(
-            added[0],
-            reason=reason,
-            reason_code=code,
-            lost_steps=len(lost),
-            lost_sec=sum(lost.values()),
-        )
-        before += added
-    if not added or _write_restarts(checkpoints, before):  # on a full disk the next attempt reads the lines again
-        journal.begin(len(before))
+    numbers = range(first, attempt + 1) or ([attempt] if attempt == 1 and from_step else [])
+    if numbers:
+        before += [Restart(attempt=number, from_step=from_step) for number in numbers]
+        _write_restarts(checkpoints, before)
     return before
 
 
@@ -229,13 +167,10 @@ def record_first_step(checkpoints: Path, restarts: Sequence[Restart], written: f
     return updated
 
 
-def _write_restarts(checkpoints: Path, restarts: Sequence[Restart]) -> bool:
-    """Write the restarts; return False if the disk has no room for them."""
-    try:
+def _write_restarts(checkpoints: Path, restarts: Sequence[Restart]) -> None:
+    """Write the restarts, unless the disk has no room for them: the next attempt adds those that are missing."""
+    with contextlib.suppress(OSError):
         write_atomic(checkpoints / RESTARTS_FILE, json.dumps(schema.to_json(restarts)).encode())
-    except OSError:
-        return False
-    return True
 
 
 def check_free_space(checkpoints: Path, needed: int) -> None:

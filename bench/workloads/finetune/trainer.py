@@ -38,7 +38,7 @@ from bench.workloads.finetune.rehearsal import (
     rehearse_exchange,
     rehearse_row,
 )
-from bench.workloads.finetune.resume import Journal, ResumePoint, check_free_space, max_training_sec
+from bench.workloads.finetune.resume import ResumePoint, check_free_space, max_training_sec
 from bench.workloads.finetune.score import Scoring
 from bench.workloads.finetune.scoring import ScoreContext, ScoredAnswers, StopRequested, TrainingScorer
 from bench.workloads.finetune.steps import (
@@ -109,7 +109,6 @@ class Trainer:
         self.weights = Weights(modules, step, self.peft_model)
         self.state, self.history = State(step=0, seconds=0.0), History()
         self.checkpoint_manager: CheckpointManager | None = None
-        self.journal: Journal | None = None
         self._last_progress, self._waits = 0.0, list[tuple[float, float]]()
         self._zero_gradient_steps = self._reported_checkpoints = 0
         self._best_answers: ScoredAnswers | None = None
@@ -124,7 +123,6 @@ class Trainer:
                 keep_count=training.keep_checkpoints, log=log,
                 on_wait=lambda: self._report_progress("checkpoint", self.state.step),
             )  # fmt: skip
-            self.journal = Journal(context.checkpoints)
             check_free_space(context.checkpoints, (training.keep_checkpoints + 3) * (self.weights.bytes() + (1 << 20)))
 
     # Before the first step --------------------------------------------------------------------------------------------
@@ -273,7 +271,7 @@ class Trainer:
     def _log_step(
         self, number: int, loss: float, norm: float, factor: float, targets: int, rows: list[list[Any]], seconds: float
     ) -> None:
-        if self.journal is None:
+        if self.checkpoint_manager is None:
             return
         examples = [example for row in rows for example in row]
         values = {
@@ -287,7 +285,6 @@ class Trainer:
             "step_time_sec": seconds,
         }
         self.history.add(**values)
-        self.journal.append(step=number, sec=round(seconds, 6))
         positions = self.training_set.positions(rows)
         self.context.report(step={**values, "positions": positions}, checkpoints=self.new_checkpoints())
 

@@ -224,5 +224,5 @@ def test_a_machine_that_is_told_to_stop_preempts_the_training_at_once(trainings,
     assert stopped.status is TrialStatus.PREEMPTED, stopped.reason  # after SILENCE_SEC it would be lost
     assert training.wait(training.start()).status is TrialStatus.SUCCEEDED
     record = TrainingRecord.read(training.out / "training.json")
-    assert record.restarts[0].reason.startswith("PREEMPTED")
+    assert len(record.restarts) == 1
     assert record.adapter_sha256 == undisturbed.adapter_sha256

@@ -22,7 +22,6 @@ from bench.records.status import ExitCode, TrialStatus
 from bench.records.training import DerivedSettings, TrainingRecord
 from bench.workloads.finetune.derived import derive
 from bench.workloads.finetune.finetune import STOP_FILE
-from bench.workloads.finetune.resume import JOURNAL, NO_REASON
 from reports.exports import log_model as partial_steps
 from tests.support import tiny_training
 from tests.support.forked import ForkServer
@@ -170,12 +169,10 @@ def test_a_second_attempt_on_the_same_checkpoints_is_refused_and_harms_nothing(a
     training = attempts("twice")
     process = training.start(ranks=1, held_after=2)
     training.wait_for_step(process, 2)
-    out, gate, journal = training.out, training.gate, training.home / "checkpoints" / JOURNAL
-    before = journal.read_text()
+    out, gate = training.out, training.gate
     output, _ = (second := training.start(ranks=1)).communicate(timeout=WAIT_SEC)
     assert second.returncode == ExitCode.REFUSED
     assert f"checkpoints: in use by attempt 1, process {process.pid} on " in output.splitlines()[-1]
-    assert journal.read_text().startswith(before)
     assert not (training.out / "result.json").exists()
     gate.touch()
     assert process.wait(timeout=WAIT_SEC) == 0
@@ -222,11 +219,8 @@ def test_two_ranks_killed_stopped_and_resumed_end_with_the_undisturbed_adapter(a
     check_same(record, undisturbed)
     assert partial_steps.read(training.out / "steps.jsonl") == (record.steps, record.evaluations)
     assert early_steps.loss == record.steps.loss[: len(early_steps.loss)] != []
-    reasons = [restart.reason.partition(":")[0] for restart in record.restarts]
-    assert reasons == ["LOST", "PREEMPTED", NO_REASON]
     assert [restart.attempt for restart in record.restarts] == [2, 3, 4]
     assert [restart.from_step for restart in record.restarts] == [2, stopped.steps_done, stopped.steps_done + 1]
-    assert record.restarts[1].lost_steps == 0
     killed = record.restarts.pop(1)  # perhaps before it knew of its step
     assert killed.attempt == 3
     assert None not in [restart.since_checkpoint_sec for restart in record.restarts]
@@ -277,7 +271,7 @@ def test_a_rank_killed_during_the_last_score_repeats_this_score_and_no_step(atte
     (training.home / "gate").touch()
     record = training.finish()
     check_same(record, undisturbed)
-    assert [(restart.from_step, restart.lost_steps) for restart in record.restarts] == [(STEPS, 0)]
+    assert [restart.from_step for restart in record.restarts] == [STEPS]
     assert (training.home / "calls").stat().st_size == 2 * rows + 1, "the answers before are scored once"
     assert record.score is not None
     assert (record.score.before, record.score.after) == ([0.25] * rows, [0.25] * rows)
@@ -292,7 +286,6 @@ def test_the_losses_do_not_depend_on_the_number_of_ranks(attempts, undisturbed):
         output, _ = process.communicate(timeout=WAIT_SEC)
         assert process.returncode == 143, output
     record = training.finish(ranks=1)
-    assert [restart.reason.partition(":")[0] for restart in record.restarts] == ["PREEMPTED", "PREEMPTED"]
     assert [restart.from_step for restart in record.restarts] == [1, 2]
     assert record.steps.targets == undisturbed.steps.targets
     assert record.steps.learning_rate == undisturbed.steps.learning_rate

@@ -104,9 +104,7 @@ def measure(record: Record, _inputs: Inputs, stops: StopSignals) -> None:
     record.steps_planned = steps
     write_steps = StepsFile(record.request.out, record.log)
     write_steps(*map(_step_row, range(1, done + 1)))
-    restarts = [Restart(attempt=record.request.attempt, from_step=done, reason="", lost_steps=0, lost_sec=0.0)] * (
-        record.request.attempt > 1
-    )
+    restarts = [Restart(attempt=record.request.attempt, from_step=done)] * (record.request.attempt > 1)
     began = time.monotonic()
     with node_check(record.trial.world_size, stops) as check_nodes, record.timed("train"):
         stop = "finished"

@@ -157,10 +157,7 @@ def test_killed_ten_times_it_ends_with_the_quiet_adapter(make_project: Any, quie
     assert {event["end"] for event in training.project.events("ended")[:-1]} <= {"LOST"}
     assert training.project.events("ended")[-1]["end"] == "SUCCEEDED"
     record = TrainingRecord.read(training.project.run_folder() / "training.json")
-    for restart in record.restarts:
-        print(
-            f"attempt {restart.attempt} from step {restart.from_step}, {restart.lost_steps} repeated: {restart.reason}"
-        )
+    print(record.restarts)
     assert record.steps.step == list(range(1, STEPS + 1)), "every step counts once"
     assert record.steps.loss == quiet.steps.loss
     assert record.adapter_sha256 == quiet.adapter_sha256

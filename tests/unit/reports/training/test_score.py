@@ -67,13 +67,12 @@ def test_an_impossible_score_is_refused(changes: dict[str, object], tmp_path: Pa
 def test_paid_time_is_divided_by_use(tmp_path: Path) -> None:
     """Two attempts of half an hour on two workers; the steps took an hour, so the rest is nothing."""
     steps = dataclasses.replace(RECORD.steps, step_time_sec=[900.0, 600.0])
-    restart = Restart(attempt=2, from_step=1, reason="LOST", lost_steps=1, lost_sec=90.0)
+    restart = Restart(attempt=2, from_step=1)
     times = TrainingTime(loading_sec=300.0, evaluation_sec=120.0, score_sec=600.0)
     training = read(tmp_path, steps=steps, restarts=[restart], time=times)
     uses = {use.name: use.seconds for use in goodput.uses(training)}
     assert uses == {
-        goodput.STEPS: 3000.0, "loading": 600.0, "evaluation": 240.0, "answers and score": 1200.0,
-        "repeated steps": 180.0, goodput.REST: 1980.0,
+        goodput.STEPS: 3000.0, "loading": 600.0, "evaluation": 240.0, "answers and score": 1200.0, goodput.REST: 2160.0,
     }  # fmt: skip
     assert sum(use.share for use in goodput.uses(training)) == pytest.approx(1.0)
     assert sum(uses.values()) == 7200.0

@@ -21,9 +21,7 @@ from tests.support.reports import synthetic
 
 
 def restart(attempt: int, since_checkpoint_sec: float | None) -> Restart:
-    return Restart(
-        attempt=attempt, from_step=5, reason="", lost_steps=0, lost_sec=0.0, since_checkpoint_sec=since_checkpoint_sec
-    )
+    return Restart(attempt=attempt, from_step=5, since_checkpoint_sec=since_checkpoint_sec)
 
 
 def state(restarts: Any) -> Any:

@@ -20,7 +20,7 @@ from bench.records.adapter import BaseRecord
 from bench.records.atomic_files import sha256_of
 from bench.workloads.finetune import checkpoint, checkpoint_manager, resume
 from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Identity, State
-from bench.workloads.finetune.resume import Journal, record_restart
+from bench.workloads.finetune.resume import record_restart
 from tests.support import tiny_training
 from tests.support.faults import full_disk
 
@@ -160,60 +160,27 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_the_next_attempt_records_the_lost_work(tmp_path):
-    assert record_restart(tmp_path, 1, 0) == []
-    for step in (1, 2, 3):
-        Journal(tmp_path).append(step=step, sec=0.5)
-    (first,) = record_restart(tmp_path, 2, 1)
-    assert (first.attempt, first.from_step, first.lost_steps, first.lost_sec) == (2, 1, 2, 1.0)
-    assert first.reason == resume.NO_REASON
-    Journal(tmp_path).append(step=2, sec=0.5)
-    Journal(tmp_path).append(end="PREEMPTED: stopped by SIGTERM")
-    with (tmp_path / resume.JOURNAL).open("a") as file:
-        file.write('{"step": "3", "sec": 1}\n{"step": 3, "se')  # damaged, truncated by a power failure
-    same_first, second = record_restart(tmp_path, 3, 2)
-    assert (same_first, second.reason, second.lost_steps) == (first, "PREEMPTED: stopped by SIGTERM", 0)
-
-
 def test_the_time_from_the_checkpoint_to_the_first_step_is_recorded(tmp_path):
     (restart,) = resume.record_first_step(tmp_path, record_restart(tmp_path, 2, 1), time.time() - 90.0)
     assert restart.since_checkpoint_sec == pytest.approx(90.0, abs=30.0)
     assert record_restart(tmp_path, 3, 1)[0] == restart, "the next attempt reads it"
 
 
-def test_an_attempt_that_was_killed_before_its_first_step_counts_as_in_the_ledger(tmp_path):
-    def facts(attempt: int) -> list[tuple[int, str, int]]:
-        restarts = record_restart(tmp_path, attempt, 1)
-        return [(restart.attempt, restart.reason, restart.lost_steps) for restart in restarts]
-
-    assert facts(2) == [(2, resume.NO_STEP, 0)], "the first attempt was killed while loading"
-    for step in (1, 2, 3):
-        Journal(tmp_path).append(step=step, sec=0.5)
-    restarts = facts(5)  # attempts 3 and 4 were killed before they wrote to the journal
-    assert restarts[1:] == [(3, resume.NO_REASON, 2), (4, resume.NO_STEP, 0), (5, resume.NO_STEP, 0)]
-    assert facts(5) == restarts, "nothing is counted twice"
-
-
-def test_attempts_started_by_hand_count_if_they_wrote_to_the_journal(tmp_path):
-    assert record_restart(tmp_path, 1, 0) == []
-    for _ in range(2):
-        Journal(tmp_path).append(step=1, sec=0.5)
-        restarts = record_restart(tmp_path, 1, 0)
-    assert [(restart.attempt, restart.lost_steps) for restart in restarts] == [(1, 1), (1, 1)]
-
-
-def test_an_attempts_history_is_neither_lost_nor_counted_twice(tmp_path, monkeypatch):
-    assert record_restart(tmp_path, 1, 0) == []
-    Journal(tmp_path).append(step=1, sec=0.5)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full_disk)
-        record_restart(tmp_path, 2, 0)
-    assert [restart.lost_steps for restart in record_restart(tmp_path, 2, 0)] == [1]
-    Journal(tmp_path).append(step=2, sec=0.5)
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "begin", lambda *_: None)  # killed before
-        record_restart(tmp_path, 3, 0)
-    assert [restart.lost_steps for restart in record_restart(tmp_path, 4, 0)] == [1, 1, 0]
+@pytest.mark.parametrize(
+    ("attempts", "counted"),
+    [
+        ([(1, 0)], []),
+        ([(1, 0), (2, 0), (5, 1), (5, 1)], [(2, 0), (3, 1), (4, 1), (5, 1)]),  # 3 and 4 were killed while loading
+        ([(1, 0), (1, 3), (1, 5)], [(1, 3), (1, 5)]),  # started by hand
+    ],
+)
+def test_every_attempt_but_the_first_is_counted_once(tmp_path, monkeypatch, attempts, counted):
+    for attempt, from_step in attempts:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full_disk)
+            record_restart(tmp_path, attempt, from_step)  # it could not be written, and is tried again
+        restarts = record_restart(tmp_path, attempt, from_step)
+    assert [(restart.attempt, restart.from_step) for restart in restarts] == counted
 
 
 def test_a_disk_without_enough_space_is_rejected_before_the_first_step(tmp_path):
