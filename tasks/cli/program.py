@@ -251,6 +251,8 @@ class _InvProgram(Program):
             raise ParseError(f"--list {group}: no such group of tasks{suggest(group, groups)}")
         with contextlib.suppress(*[ValueError] * self.args.complete.value):  # a line to complete with an open quote
             super().parse_cleanup()
+        if self.args.complete.value:
+            raise Exit
 
 
 @contextlib.contextmanager

@@ -1,31 +1,52 @@
-"""Tests of wrong usage: one line and exit code 2, from Invoke's parser and from our tasks."""
+"""Text that `inv` prints for wrong usage, to a newcomer and to a shell's completion."""
 
 import platform
-import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from invoke.exceptions import Exit, ParseError
 
 import tasks
 from bench.records.version import VERSION
+from tasks.cli.parser import patch_parser
+from tasks.cli.program import _InvProgram
+from tasks.errors import UsageError
 from tests.support.cases import Case, load_cases
+from tests.support.paths import ROOT
 
-Inv = Callable[..., "subprocess.CompletedProcess[str]"]
+Inv = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def inv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Inv:
+    """Function that runs `inv` up to its end: returns exit code, output and message."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("INVOKE_RESULTS_FOLDER", str(tmp_path))
+    patch_parser()
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        with pytest.raises((Exit, ParseError)) as raised:
+            _InvProgram().run_argv(["inv", *argv])
+        ended = raised.value if isinstance(raised.value, Exit) else UsageError.from_error(raised.value)
+        return ended.code, capsys.readouterr().out, ended.message or ""
+
+    return run
 
 
 @pytest.mark.parametrize("case", load_cases(__file__, "wrong_usage.yaml"))
 def test_wrong_usage_is_one_line_and_exit_code_2(inv: Inv, case: Case) -> None:
-    completed = inv(*case["argv"])
-    assert (completed.returncode, completed.stdout) == (2, "")
-    assert completed.stderr.startswith(case["start"])
-    assert case["token"] in completed.stderr
-    assert completed.stderr.count("\n") == 1
+    code, out, message = inv(*case["argv"])
+    assert (code, out) == (2, "")
+    assert message.startswith(case["start"])
+    assert case["token"] in message
+    assert "\n" not in message
 
 
 def test_a_task_may_follow_a_flag_with_an_optional_value(inv: Inv) -> None:
-    stderr = inv("bench", "--resume", "collect", "report").stderr
-    assert "`inv bench --quick`" in stderr
-    assert "'one'" in inv("bench", "--resume", "one", "collect").stderr
+    assert "`inv bench --quick`" in inv("bench", "--resume", "collect", "report")[2]
+    assert "'one'" in inv("bench", "--resume", "one", "collect")[2]
 
 
 def test_no_flag_of_a_task_has_a_short_form() -> None:
@@ -45,9 +66,9 @@ def test_no_flag_of_a_task_has_a_short_form() -> None:
     ],
 )
 def test_a_shell_gets_the_tasks_and_flags_that_may_follow(inv: Inv, line: str, candidates: set[str]) -> None:
-    completed = inv("--complete", "--", line)
-    assert (completed.returncode, completed.stderr) == (0, "")
-    assert candidates <= set(completed.stdout.split())
+    code, out, _ = inv("--complete", "--", line)
+    assert code == 0
+    assert candidates <= set(out.split())
 
 
 @pytest.mark.parametrize(
@@ -68,6 +89,6 @@ def test_a_shell_gets_the_tasks_and_flags_that_may_follow(inv: Inv, line: str, c
     ],
 )
 def test_help_is_printed_for_what_a_newcomer_types(inv: Inv, argv: tuple[str, ...], tokens: tuple[str, ...]) -> None:
-    completed = inv(*argv)
-    assert (completed.returncode, completed.stderr) == (0, "")
-    assert [token for token in tokens if token not in completed.stdout] == []
+    code, out, message = inv(*argv)
+    assert (code, message) == (0, "")
+    assert [token for token in tokens if token not in out] == []
