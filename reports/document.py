@@ -74,20 +74,6 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
-    """Names with their values."""
-
-    items: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Commands:
-    """Commands to type, each with its purpose."""
-
-    items: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Answers:
     """A prompt and its answers side by side: heading, answer (None: not asked), and a note below it."""
 
@@ -122,7 +108,7 @@ class Picture:
     is_folded: bool = False
 
 
-Part = Table | Text | Pairs | Commands | Answers | MarkedText | Picture
+Part = Table | Text | Answers | MarkedText | Picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,14 +141,15 @@ class Tile:
 class Document:
     """A report. On the first screen: headline, notes, command, tiles, and the first of the `doubts`; others are folded.
 
-    `results` are remarks that are no doubts; `facts` identify the run.
+    `commands` are to be typed, each after its purpose. `results` are remarks that are no doubts; `facts` identify the
+    run.
     """
 
     kicker: str
     headline: str
     run_id: str = ""
     notes: tuple[str, ...] = ()
-    commands: Commands | None = None
+    commands: tuple[tuple[str, str], ...] = ()
     tiles: tuple[Tile, ...] = ()
     doubts: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
@@ -170,10 +157,14 @@ class Document:
     sections: tuple[Section, ...] = ()
 
     @property
-    def brief_tables(self) -> tuple[Table, ...]:
-        """The tables that the terminal shows."""
+    def brief_tables(self) -> tuple[tuple[str, Table], ...]:
+        """The tables that the terminal shows, with the titles of their sections."""
         return tuple(
-            part for section in self.sections if section.is_brief for part in section.parts if isinstance(part, Table)
+            (section.title, part)
+            for section in self.sections
+            if section.is_brief
+            for part in section.parts
+            if isinstance(part, Table)
         )
 
     @property

@@ -8,9 +8,7 @@ from reports import formatting
 from reports.document import (
     Cell,
     Column,
-    Commands,
     Document,
-    Pairs,
     Part,
     Picture,
     Row,
@@ -43,7 +41,7 @@ def make(summary: Summary, pictures: Sequence[Picture] = (), skipped: Sequence[C
         run_id=summary.record.run_id,
         headline=headline,
         notes=(basis,) if basis else (),
-        commands=_train_command(summary),
+        commands=tuple(_train_command(summary)),
         tiles=tuple(_tiles(summary)),
         doubts=(*([summary.profile_note] if summary.profile_note else []), *sentences.cautions(summary)),
         results=(unfit,) if unfit else (),
@@ -52,11 +50,10 @@ def make(summary: Summary, pictures: Sequence[Picture] = (), skipped: Sequence[C
     )
 
 
-def _train_command(summary: Summary) -> Commands | None:
+def _train_command(summary: Summary) -> Iterator[tuple[str, str]]:
     command, row = summary.train_command, summary.best_row
-    if command is None or row is None:
-        return None
-    return Commands(items=(("Train" if command == "inv train" else f"Train with {row.label}", command),))
+    if command is not None and row is not None:
+        yield "Train" if command == "inv train" else f"Train with {row.label}", command
 
 
 def _tiles(summary: Summary) -> Iterator[Tile]:
@@ -305,7 +302,7 @@ def _limited(heads: tuple[str, ...], texts: Sequence[tuple[str, ...]]) -> Table:
     return text_table(heads, texts[:MAX_FAILURES], n_omitted=max(0, len(texts) - MAX_FAILURES))
 
 
-def _fingerprint(summary: Summary) -> Iterator[Table | Text | Pairs]:
+def _fingerprint(summary: Summary) -> Iterator[Table | Text]:
     hosts = summary.hosts
     if hosts.differences:
         rows = [
@@ -320,4 +317,7 @@ def _fingerprint(summary: Summary) -> Iterator[Table | Text | Pairs]:
         yield text_table(("Key that differs", "Values"), rows)
     elif hosts.common:
         yield paragraph("Every trial ran under the same conditions.")
-    yield Pairs(items=tuple(hosts.common.items())) if hosts.common else paragraph("No result has a fingerprint.")
+    if hosts.common:
+        yield text_table(("Key on which all agree", "Value"), hosts.common.items())
+    else:
+        yield paragraph("No result has a fingerprint.")

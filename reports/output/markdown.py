@@ -3,16 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 from reports import formatting
-from reports.document import Answers, Commands, Document, MarkedText, Pairs, Part, Picture, Section, Table, Text
+from reports.document import Answers, Document, MarkedText, Part, Picture, Section, Table, Text
 
 _md = formatting.markdown
 
 
 def render(document: Document) -> str:
     parts = [f"# {_md(document.headline)}", *map(_md, document.notes)]
-    parts += [
-        f"{_md(purpose)}: `{command}`" for purpose, command in (document.commands.items if document.commands else ())
-    ]
+    parts += [f"{_md(purpose)}: `{command}`" for purpose, command in document.commands]
     if document.tiles:
         parts.append(_rows(("", "", ""), [(tile.name, tile.value, tile.detail) for tile in document.tiles]))
     parts += [f"> **{_md(doubt)}**" for doubt in document.doubts[:1]]
@@ -35,10 +33,6 @@ def _part(part: Part) -> Iterator[str]:
     match part:
         case Text():
             yield from [_items(part.items)] if part.is_list else map(_md, part.items)
-        case Pairs():
-            yield _rows(("", ""), part.items)
-        case Commands():
-            yield "\n".join(f"- {_md(purpose)}: `{command}`" for purpose, command in part.items)
         case Table():
             yield from _table(part)
         case Picture():

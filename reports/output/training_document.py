@@ -6,7 +6,6 @@ from bench.records.score import ScoredRow, TrainingScore
 from reports import formatting
 from reports.document import (
     Answers,
-    Commands,
     Document,
     Picture,
     Section,
@@ -36,7 +35,7 @@ def make(training: TrainingReport) -> Document:
         notes=tuple(sentences.notes(training)),
         tiles=tuple(tiles(training)),
         doubts=() if note is None else (note,),
-        commands=Commands(items=tuple((f"To {purpose}", command) for purpose, command in repeat.commands(training))),
+        commands=tuple((f"To {purpose}", command) for purpose, command in repeat.commands(training)),
         facts=(("Run", training.run.run_id), ("Profile", training.run.profile)),
         sections=tuple(_sections(training)),
     )

@@ -140,21 +140,6 @@ def score_table(score: TrainingScore) -> list[tuple[str, ...]]:
     ]
 
 
-def score_lines(record: TrainingRecord) -> list[Line]:
-    score = record.score
-    if score is None:
-        return []
-    if not score.measures:
-        return [("score", score_outcome(record) or "")]
-    rows = [
-        (f"score, {name}", f"{before} before, {after} after; difference {change} points over {count} rows")
-        for name, before, after, change, count in score_table(score)
-    ]
-    if score.unscored_rows:
-        rows.append(("rows without a score", f"{score.unscored_rows:,}; first {_unscored_reason(score)}"))
-    return rows
-
-
 def _share(share: float) -> str:
     return f"{share * 100:.0f} %"
 

@@ -158,7 +158,8 @@ def _results(trained: TrainedAdapter) -> str:
         training = training_facts.read(trained.folder)
     except ReportError as error:
         return formatting.markdown(f"Unknown: {error}")
-    lines = [*sentences.score_lines(training.record), *sentences.lines(training)]
+    score = sentences.score_outcome(training.record)
+    lines = [*([] if score is None else [("score", score)]), *sentences.lines(training)]
     return "\n".join(
         ["| | |", "|---|---|", *(f"| {formatting.markdown(a)} | {formatting.markdown(b)} |" for a, b in lines)]
     )

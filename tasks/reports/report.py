@@ -22,9 +22,8 @@ from reports.exports import FORMATS, check_packages, export
 from reports.output.page import INDEX_FILE
 from reports.output.write_report import Report, build, build_training
 from reports.read.loaded_run import ReportError, ReportWriteError
-from reports.summary import sentences
 from reports.summary.summary import Summary
-from reports.training import sentences as training_sentences
+from reports.training.training_facts import TrainingReport
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import parse_names
 from tasks.cli.terminal import console, print_path, ruled_table
@@ -67,24 +66,45 @@ def write_report(
         lines = [f"write  {display_path(target / INDEX_FILE)}, and its data and figures"]
         lines += [f"write  {display_path(target)}: files for {name}" for name in selected_formats]
         return plan_result(lines, run=folder.name, folder=str(target), formats=list(selected_formats))
-    if is_training(folder):
-        return _report_training(folder, selected_formats, other, opens=opens)
+    is_of_training = is_training(folder)
+    if is_of_training:
+        _check_ended(folder)
+    report: Report[Summary] | Report[TrainingReport]
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         with Wait(DRAWING):
-            report = build(folder, pricing=pricing(settings), against=other, allow=allowed)
+            if is_of_training:
+                report = build_training(folder)
+            else:
+                report = build(folder, pricing=pricing(settings), against=other, allow=allowed)
         exported = export(folder, selected_formats)
-    summary = report.values
+    document = report.document
     _show(report, exported, opens=opens)
+    if is_of_training and other is not None:
+        compare_trainings([other, folder])
     data = {
         "run": folder.name,
-        "recommendation": sentences.spell_out(sentences.recommendation(summary)),
-        "finding": sentences.spell_out(sentences.finding(summary)),
-        "cautions": list(sentences.cautions(summary)),
+        "headline": document.headline,
+        "notes": [*document.notes, *document.doubts, *document.results],
+        "tables": {
+            title: [[None if cell is None else cell.text for cell in row.cells] for row in table.rows]
+            for title, table in document.brief_tables
+        },
         "page": str(report.index),
         "files": list(map(str, (*report.files, *exported))),
     }
-    failure = _failure(summary, folder) if summary.exit_code else None
-    return CommandResult(data=data, failure=failure)
+    values = report.values
+    if isinstance(values, Summary):
+        return CommandResult(data=data, failure=_failure(values, folder) if values.exit_code else None)
+    failed = SomeTrialsFailed(escape_controls(f"run {folder.name}: {document.headline}"))
+    return CommandResult(data=data, failure=None if values.has_succeeded else failed)
+
+
+def _check_ended(folder: Path) -> None:
+    """Raise RetryableError if a training has not ended."""
+    with contextlib.suppress(LedgerError, OSError):  # the report names the reason
+        if list(Ledger(folder / LEDGER_FILE).open_trials()):
+            remedy = f"`{resume_command(folder.name)} collect report` goes on to its page"
+            raise RetryableError(f"run {folder.name}: the training has not ended", remedy=remedy)
 
 
 def _show(report: Report[Any], exported: Iterable[Path], *, opens: bool) -> None:
@@ -99,46 +119,15 @@ def _show(report: Report[Any], exported: Iterable[Path], *, opens: bool) -> None
         out.print(Text(f"! {hidden} more on the page"))
     for result in document.results:
         out.print(Text(escape_controls(result)))
-    for table in document.brief_tables:
+    for _, table in document.brief_tables:
         out.print("", terminal_table(table))
     out.print()
-    for purpose, command in document.commands.items if document.commands else ():
+    for purpose, command in document.commands:
         print(escape_controls(f"{purpose}: `{command}`"))
     for path in (report.index, *exported):
         print_path(path)
     if opens:
         _open_page(report.index)
-
-
-def _report_training(folder: Path, formats: Sequence[str], other: Path | None, *, opens: bool) -> CommandResult:
-    """Build and print the report of a training, with a comparison to `other` if given."""
-    with contextlib.suppress(LedgerError, OSError):  # the report names the reason
-        if list(Ledger(folder / LEDGER_FILE).open_trials()):
-            remedy = f"`{resume_command(folder.name)} collect report` goes on to its page"
-            raise RetryableError(f"run {folder.name}: the training has not ended", remedy=remedy)
-    with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
-        with Wait(DRAWING):
-            report = build_training(folder)
-        exported = export(folder, formats)
-    training, headline = report.values, report.document.headline
-    lines = [
-        *training_sentences.score_lines(training.record),
-        *training_sentences.lines(training),
-        *training_sentences.check_lines(training),
-    ]
-    _show(report, exported, opens=opens)
-    if other is not None:
-        compare_trainings([other, folder])
-    failure = SomeTrialsFailed(escape_controls(f"run {folder.name}: {headline}"))
-    data = {
-        "run": folder.name,
-        "headline": headline,
-        "lines": dict(lines),
-        "predicted_and_actual": training_sentences.predicted_and_actual(training),
-        "page": str(report.index),
-        "files": list(map(str, exported)),
-    }
-    return CommandResult(data=data, failure=None if training.has_succeeded else failure)
 
 
 def terminal_table(table: Table) -> RichTable:

@@ -28,7 +28,7 @@ def test_a_configuration_has_one_rate_everywhere() -> None:
     shown, hidden = formatting.number(elapsed.value), formatting.number(of_median.value)
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(terminal_table(benchmark.make(summary).brief_tables[0]))
+        console.print(terminal_table(benchmark.make(summary).brief_tables[0][1]))
     document = benchmark.make(summary)
     texts = [document.tiles[0].value, markdown.render(document), capture.get()]
     assert [(shown in text, hidden in text) for text in texts] == [(True, False)] * 3

@@ -155,7 +155,7 @@ def test_a_configuration_is_recommended_over_the_usual_training_only_if_it_is_sh
     assert sentence.startswith(beginning)
     assert f"the useful tokens per second of {reference}" in sentence
     assert summary.train_command == ("inv train" if row == "train" else f"inv train --from={run.run_id}")
-    assert benchmark.make(summary).commands.items == (
+    assert benchmark.make(summary).commands == (
         ("Train" if row == "train" else f"Train with {row}", summary.train_command),
     )
     assert summary.finding.row.label in ("baseline", "other")  # the published comparison stays theirs
@@ -178,7 +178,7 @@ def test_a_published_configuration_is_not_recommended_where_the_usual_training_w
     assert (summary.choice.advice, summary.train_command) == (advice, command)
     assert summary.choice.row.label == "optimized"
     assert (summary.recommended_label is None) == (advice is Advice.UNMEASURED)
-    assert [text for _, text in benchmark.make(summary).commands.items] == [command]
+    assert [text for _, text in benchmark.make(summary).commands] == [command]
     assert (USUAL in sentences.recommendation(summary)) == (advice is Advice.UNMEASURED)
 
 
