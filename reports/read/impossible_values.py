@@ -5,7 +5,6 @@ spoil a mean, an axis or a table, or make the report fail.
 """
 
 import dataclasses
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -55,8 +54,9 @@ def steps_fault(steps: Steps) -> str | None:
     """Return why this record of steps is impossible, or None."""
     if (fault := _form_fault(steps)) is not None:
         return fault
-    if (number := _first_impossible(steps)) >= 0:
-        samples, tokens, useful = (amounts[number] for amounts in (steps.samples, steps.tokens, steps.useful_tokens))
+    amounts = list(zip(steps.samples, steps.tokens, steps.useful_tokens, strict=True))
+    if (number := _first_failing(_are_possible, amounts)) >= 0:
+        samples, tokens, useful = amounts[number]
         return f"step {number + 1} counts {samples:g} samples, {tokens} tokens, {useful} useful tokens"
     if (number := _first_failing(_is_sensible, steps.loss)) >= 0:
         return f"step {number + 1} has the loss {steps.loss[number]!r}"
@@ -131,7 +131,7 @@ def _form_fault(steps: Steps | TrainedSteps) -> str | None:
     lengths = {name: len(values) for name, values in vars(steps).items()}
     if len(set(lengths.values())) != 1:
         return "its lists differ in length: " + ", ".join(f"{name} {count}" for name, count in lengths.items())
-    if (number := _first_outside(MIN_STEP_SEC, MAX_SEC, steps.step_time_sec)) >= 0:
+    if (number := _first_failing(lambda sec: MIN_STEP_SEC <= sec <= MAX_SEC, steps.step_time_sec)) >= 0:
         return f"step {number + 1} took {steps.step_time_sec[number]!r} s; {_STEP_LIMITS}"
     return None
 
@@ -198,26 +198,9 @@ def _is_sensible(value: float | None) -> bool:
     return value is None or value == 0 or MIN_VALUE <= abs(value) <= MAX_VALUE
 
 
-def _first_outside(low: float, high: float, values: Sequence[float]) -> int:
-    """Return the index of the first value outside `low` to `high`, or -1."""
-    if not values or (low <= min(values) and max(values) <= high):
-        return -1
-    return _first_failing(lambda value: low <= value <= high, values)
-
-
-def _first_impossible(steps: Steps) -> int:
-    """Return the index of the first step with impossible amounts, or -1."""
-    samples, tokens, useful = steps.samples, steps.tokens, steps.useful_tokens
-    if (
-        _first_outside(MIN_VALUE, MAX_VALUE, samples) < 0
-        and min(tokens, default=1) >= 1
-        and min(useful, default=0) >= 0
-    ):
-        return _first_failing(bool, map(operator.le, useful, tokens))
-    amounts = zip(samples, tokens, useful, strict=True)
-    return _first_failing(
-        lambda amount: MIN_VALUE <= amount[0] <= MAX_VALUE and amount[1] >= 1 and 0 <= amount[2] <= amount[1], amounts
-    )
+def _are_possible(amounts: tuple[float, int, int]) -> bool:
+    samples, tokens, useful = amounts
+    return MIN_VALUE <= samples <= MAX_VALUE and tokens >= 1 and 0 <= useful <= tokens
 
 
 def _first_failing(predicate: Callable[[Any], bool], values: Iterable[Any]) -> int:

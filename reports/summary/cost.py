@@ -141,12 +141,16 @@ class Amount:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingCost:
-    """The speed-up of `gpus` GPUs over one, whether this run measured it, and the source."""
+    """The speed-up of `gpus` GPUs over one, at most linear, whether this run measured it, and the source.
+
+    `label` is the configuration that measured it, None if none did.
+    """
 
     gpus: int
     speedup: float
     is_measured: bool
     source: str
+    label: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -34,18 +34,9 @@ _SAME_FIELDS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Speedup:
-    """A measured speed-up and its configuration."""
-
-    gpus: int
-    speedup: float
-    label: str
-
-
 def measure_speedups(
     results: Iterable[TrialResult], label_of: Mapping[str, str], single_worker_rates: Mapping[tuple[object, ...], float]
-) -> dict[tuple[object, ...], list[Speedup]]:
+) -> dict[tuple[object, ...], dict[int, ScalingCost]]:
     """Map each configuration key to its speed-ups; `single_worker_rates` has one worker's samples per second."""
     rates: dict[tuple[tuple[object, ...], int, str], list[float]] = {}
     for result in results:
@@ -60,17 +51,27 @@ def measure_speedups(
         rates.setdefault(group, []).extend(values)
     medians = {group: statistics.median(values) for group, values in rates.items() if values}
     singles = dict(single_worker_rates) | {key: rate for (key, gpus, _), rate in medians.items() if gpus == 1}
-    speedups: dict[tuple[object, ...], list[Speedup]] = {}
+    speedups: dict[tuple[object, ...], dict[int, ScalingCost]] = {}
     for (key, gpus, label), rate in medians.items():
         if gpus > 1 and key in singles:
-            speedups.setdefault(key, []).append(Speedup(gpus=gpus, speedup=rate / singles[key], label=label))
+            speedups.setdefault(key, {})[gpus] = _measured_scaling(gpus, rate / singles[key], label)
     return speedups
 
 
-def scalings(key: tuple[object, ...], speedups: Mapping[tuple[object, ...], list[Speedup]]) -> tuple[ScalingCost, ...]:
+def _measured_scaling(gpus: int, speedup: float, label: str) -> ScalingCost:
+    """Return a measured speed-up; one above linear is priced as linear."""
+    source = f"measured: {label}"
+    if speedup > gpus:
+        source += f"; {formatting.number(speedup, 2)} times one GPU is above linear, so it is priced as {gpus}"
+    return ScalingCost(gpus=gpus, speedup=min(speedup, float(gpus)), is_measured=True, source=source, label=label)
+
+
+def scalings(
+    key: tuple[object, ...], speedups: Mapping[tuple[object, ...], Mapping[int, ScalingCost]]
+) -> tuple[ScalingCost, ...]:
     """Return a configuration's speed-ups on FINE_TUNING_GPUS for pricing, each marked as measured or assumed."""
-    own = {speedup.gpus: speedup for speedup in speedups.get(key, [])}
-    others = {speedup.gpus: speedup for measured_speedups in speedups.values() for speedup in measured_speedups}
+    own = speedups.get(key, {})
+    others = {gpus: scaling for measured in speedups.values() for gpus, scaling in measured.items()}
     return tuple(_scaling(gpus, own, others) for gpus in FINE_TUNING_GPUS)
 
 
@@ -79,42 +80,21 @@ def configuration_key(planned_or_result: PlannedTrial | TrialResult) -> tuple[ob
     return tuple(getattr(planned_or_result.trial, name) for name in _SAME_FIELDS)
 
 
-def _scaling(gpus: int, own: Mapping[int, Speedup], others: Mapping[int, Speedup]) -> ScalingCost:
-    if gpus == 1:
-        return assumed_scaling(1)
-    if (own_speedup := own.get(gpus)) is not None:
-        return ScalingCost(
-            gpus=gpus,
-            speedup=_priced_speedup(own_speedup),
-            is_measured=True,
-            source=f"measured: {own_speedup.label}{_above_linear_note(own_speedup)}",
+def _scaling(gpus: int, own: Mapping[int, ScalingCost], others: Mapping[int, ScalingCost]) -> ScalingCost:
+    if gpus in own:
+        return own[gpus]
+    if gpus in others:
+        other = others[gpus]
+        return replace(
+            other, is_measured=False, source=f"assumed: the speed-up of another configuration; {other.source}"
         )
-    if (other_speedup := others.get(gpus)) is not None:
-        note = _above_linear_note(other_speedup)
-        source = f"assumed: the speed-up of {other_speedup.label}, another configuration{note}"
-        return ScalingCost(gpus=gpus, speedup=_priced_speedup(other_speedup), is_measured=False, source=source)
     known = own or others
     below = max((count for count in known if count < gpus), default=None)
     if below is None:
         return assumed_scaling(gpus)
-    largest = known[below]
-    share = _priced_speedup(largest) / largest.gpus
-    source = (
-        f"assumed: the {formatting.number(100 * share, 1)} % efficiency of {largest.label} also holds on {gpus} GPUs"
-    )
+    share, label = known[below].speedup / below, known[below].label
+    source = f"assumed: the {formatting.number(100 * share, 1)} % efficiency of {label} also holds on {gpus} GPUs"
     return ScalingCost(gpus=gpus, speedup=share * gpus, is_measured=False, source=source)
-
-
-def _priced_speedup(measured_speedup: Speedup) -> float:
-    """Return the speed-up used for prices: n GPUs count as at most n times one."""
-    return min(measured_speedup.speedup, float(measured_speedup.gpus))
-
-
-def _above_linear_note(measured_speedup: Speedup) -> str:
-    if measured_speedup.speedup <= measured_speedup.gpus:
-        return ""
-    times = f"{formatting.number(measured_speedup.speedup, 2)} times one GPU"
-    return f"; {times} is above linear, so it is priced as {measured_speedup.gpus}"
 
 
 BASELINE = "baseline"
@@ -224,7 +204,7 @@ def _measured_kind(kind: str, rows: pd.DataFrame) -> MeasuredKind:
 
 def _measure_speedups(
     run: Run, trained: tuple[Configuration, ...], measured: dict[str, MeasuredRate]
-) -> dict[tuple[object, ...], list[Speedup]]:
+) -> dict[tuple[object, ...], dict[int, ScalingCost]]:
     """Map each configuration key to its speed-ups over one worker."""
     rates = {
         configuration_key(configuration.planned[0]): measured[configuration.label].steady_samples_per_sec.value
@@ -298,7 +278,7 @@ def _costs(
     configuration: Configuration,
     measured: MeasuredRate | None,
     priced: tuple[cost.Price, ...],
-    speedups: Mapping[tuple[object, ...], list[Speedup]],
+    speedups: Mapping[tuple[object, ...], Mapping[int, ScalingCost]],
     succeeded: list[TrialResult],
 ) -> tuple[cost.Cost, ...]:
     if measured is None or not priced:

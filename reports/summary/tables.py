@@ -1,8 +1,7 @@
 """Measurements as tables for readers: a row per context, a column per quantity.
 
 The same rule applies to every kind of trial. Measurements with the same context keys share a table. A context key with
-a single value goes into the table's caption. A table of one quantity over several keys spreads its last key over
-columns (matrix products by dtype, one column per size).
+a single value goes into the table's caption.
 """
 
 import statistics
@@ -19,19 +18,16 @@ from reports.document import Cell, Column, Row, Table
 from reports.read import measurements
 
 MAX_ROWS = 200  # limit for the page; measurements.csv has all rows
-_MAX_SPREAD_COLUMNS = 6
 CONFIGURATION = "configuration"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """A measurement with its configuration, worker, and context as text; `trial_keys` are also fields of its trial."""
+    """A measurement with its worker, and its configuration and context as text."""
 
-    label: str
     worker: str | None
     measurement: Measurement
     context: dict[str, str]
-    trial_keys: frozenset[str]
 
 
 def build_tables(results: Iterable[TrialResult], label_of: Mapping[str, str]) -> dict[str, tuple[Table, ...]]:
@@ -42,8 +38,8 @@ def build_tables(results: Iterable[TrialResult], label_of: Mapping[str, str]) ->
         label = label if result.status is TrialStatus.SUCCEEDED else f"{label} ({result.status.value})"
         for measurement in result.measurements:
             context = {key: _value_text(key, value) for key, value in measurement.context.items()}
-            keys = frozenset(key for key in context if hasattr(result.trial, key))
-            entry = _Entry(label=label, worker=result.worker, measurement=measurement, context=context, trial_keys=keys)
+            context = {CONFIGURATION: label} | context
+            entry = _Entry(worker=result.worker, measurement=measurement, context=context)
             sections.setdefault(measurements.section_of(result.trial.kind, measurement), []).append(entry)
     order = [*sorted(WORKLOADS, key=lambda name: WORKLOADS[name].is_compared), measurements.TELEMETRY]
     return {section: tuple(_section_tables(sections[section])) for section in order if section in sections}
@@ -60,58 +56,31 @@ def _section_tables(entries: list[_Entry]) -> Iterable[Table]:
     return map(_context_table, groups.values())
 
 
-def _follows_from_configuration(key: str, entries: Sequence[_Entry]) -> bool:
-    """Return whether `key` is a field of the trial, so its value follows from the configuration."""
-    values: dict[str, str] = {}
-    return all(
-        key in entry.trial_keys and values.setdefault(entry.label, entry.context[key]) == entry.context[key]
-        for entry in entries
-    )
-
-
 def _context_table(entries: list[_Entry]) -> Table:
     """Build a table of measurements with the same context keys: a row per context, a column per quantity."""
-    keys = (CONFIGURATION, *(key for key in entries[0].context if not _follows_from_configuration(key, entries)))
-    contexts = [(entry.label, *(entry.context[key] for key in keys[1:])) for entry in entries]
-    values = [list(dict.fromkeys(context[index] for context in contexts)) for index in range(len(keys))]
-    fixed = [index for index in range(len(keys)) if len(values[index]) == 1]
-    free = [index for index in range(len(keys)) if len(values[index]) > 1]
+    distinct = {key: list(dict.fromkeys(entry.context[key] for entry in entries)) for key in entries[0].context}
+    # A row needs a heading: without a key that varies, the configuration.
+    keys = [key for key, values in distinct.items() if len(values) > 1] or [CONFIGURATION]
     names = list(dict.fromkeys(entry.measurement.name for entry in entries))
-    spread = None
-    if (
-        len(names) == 1
-        and len(free) > 1
-        and len(values[free[-1]]) <= _MAX_SPREAD_COLUMNS
-        and keys[free[-1]] != CONFIGURATION
-    ):
-        spread = free.pop()
-    if not free:  # a row needs a title: use the configuration
-        fixed.remove(0)
-        free = [0]
-    cells: dict[tuple[str, ...], dict[tuple[str, str], list[_Entry]]] = {}
-    for entry, context in zip(entries, contexts, strict=True):
-        column = (entry.measurement.name, "" if spread is None else context[spread])
-        cells.setdefault(tuple(context[index] for index in free), {}).setdefault(column, []).append(entry)
-    columns = [(name, value) for name in names for value in (values[spread] if spread is not None else [""])]
-    common = [_pair(keys[index], values[index][0]) for index in fixed]
+    cells: dict[tuple[str, ...], dict[str, list[_Entry]]] = {}
+    for entry in entries:
+        row = cells.setdefault(tuple(entry.context[key] for key in keys), {})
+        row.setdefault(entry.measurement.name, []).append(entry)
+    common = [f"{_key_text(key)} {values[0]}" for key, values in distinct.items() if key not in keys]
+    units = [measurements.title_unit_scale(name) for name in names]
     return Table(
         columns=(
-            *(Column(title=_key_text(keys[index]), is_number=False) for index in free),
-            *(_column(name, "" if spread is None else keys[spread], value) for name, value in columns),
+            *(Column(title=_key_text(key), is_number=False) for key in keys),
+            *(Column(title=title, unit=unit) for title, unit, _ in units),
         ),
         rows=tuple(
-            Row(cells=(*(Cell(value=text) for text in key), *(_cell(row.get(column, ())) for column in columns)))
-            for key, row in list(cells.items())[:MAX_ROWS]
+            Row(cells=(*(Cell(value=text) for text in context), *(_cell(row.get(name, ())) for name in names)))
+            for context, row in list(cells.items())[:MAX_ROWS]
         ),
         caption=f"All rows: {', '.join(common)}." if common else "",
         n_omitted=max(0, len(cells) - MAX_ROWS),
         file="measurements.csv",
     )
-
-
-def _column(name: str, key: str, value: str) -> Column:
-    title, unit, _ = measurements.title_unit_scale(name)
-    return Column(title=f"{title}, {_pair(key, value)}" if key else title, unit=unit)
 
 
 def _cell(entries: Sequence[_Entry]) -> Cell | None:
@@ -161,7 +130,3 @@ def _value_text(key: str, value: Any) -> str:
 
 def _key_text(key: str) -> str:
     return key.removesuffix("_bytes").replace("_", " ") or key
-
-
-def _pair(key: str, value: str) -> str:
-    return f"{_key_text(key)} {value}"
