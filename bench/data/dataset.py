@@ -187,12 +187,11 @@ def _check_counts(spec: TrainingData, findings: DataFindings, training: int, val
     if not training:
         kinds = (kind for kind in (*DROPPED_KINDS, IN_VALIDATION) if findings.counts[kind])
         first = max(kinds, key=lambda kind: findings.counts[kind], default=None)
-        why = (
-            f": {findings.locations[first][0]}: {first}"
-            if first
-            else ": all lines are held out; raise train.data_weights"
+        why = f"{findings.locations[first][0]}: {first}" if first else "all lines are held out, or left out by weight"
+        raise InputError(
+            f"{', '.join(spec.files)}: no example is left to train on: {why}",
+            remedy="" if first else "add lines, or lower train.validation_fraction, or raise train.data_weights",
         )
-        raise InputError(f"{', '.join(spec.files)}: no example is left to train on{why}")
     if not validation and (spec.validation_share or spec.validation_file is not None):
         raise InputError(
             f"{spec.validation_file or spec.files[0]}: no example is held out for validation",

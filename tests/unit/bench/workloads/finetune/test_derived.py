@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.data import dataset
+from bench.data.findings import DataFindings
+from bench.data.inputs import InputError
 from bench.records.training import DerivedSettings
 from bench.workloads.finetune import derived
 from bench.workloads.finetune.training_set import training_of
@@ -45,3 +48,10 @@ def test_only_the_fields_that_the_user_left_open_are_derived(tiny_inputs: tuple[
         assert values.warmup_share == derived.warmup_share(material.steps(), 0.03)
     assert material.training.data.validation_share == 0.2
     assert len(material.data.validation) > len(fixed.data.validation)
+
+
+def test_lines_that_are_all_held_out_are_answered_with_what_leaves_some(tiny_inputs: tuple[Path, Path]) -> None:
+    spec = training_of(tiny_training.plan(*tiny_inputs)).data
+    with pytest.raises(InputError) as refused:
+        dataset._check_counts(spec, DataFindings(), training=0, validation=2)
+    assert "train.validation_fraction" in str(refused.value.remedy)
