@@ -24,23 +24,12 @@ _FIRST_PORT, _PORT_COUNT = 21_000, 4_000  # below the ephemeral ports; two ports
 _STATE_ARGUMENTS = {"progress": "progress.json", "every_sec": 1.0, "for_sec": 0.0}  # a `watch` with one state
 
 
-class _Member(Agent):
-    """The agent of a host that does not lead. Its errors name it as `member`."""
-
-    def call_lines(self, *arguments: Any, **options: Any) -> list[dict[str, Any]]:
-        try:
-            return super().call_lines(*arguments, **options)
-        except HostError as error:
-            error.member = self.host.name
-            raise
-
-
 class GangAgent(Agent):
     """The agent of `members[0]`, the leader. `address` returns the leader's address or raises HostError."""
 
     def __init__(self, members: Sequence[Host], address: Callable[[], str]) -> None:
         super().__init__(members[0])
-        self._others = [_Member(member) for member in members[1:]]
+        self._others = [Agent(member) for member in members[1:]]
         self._address = address
 
     def start(self, job: str, spec: dict[str, Any], slot: str | None, names: tuple[str, ...] = ()) -> dict[str, Any]:

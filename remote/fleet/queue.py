@@ -33,8 +33,7 @@ class EventType(Enum):
 class FleetEvent:
     """One change. A worker's own events have no `trial_id`; ENDED has a `status`, PROGRESS a `progress`.
 
-    `member` is the worker that this one, the leader of a gang, waits for. `may_still_run`: its job did not confirm its
-    end.
+    `may_still_run`: its job did not confirm its end.
     """
 
     kind: EventType
@@ -44,7 +43,6 @@ class FleetEvent:
     progress: Progress | None = None
     status: TrialStatus | None = None
     reason: str | None = None
-    member: str | None = None
     may_still_run: bool = False
 
 

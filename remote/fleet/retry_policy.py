@@ -32,26 +32,20 @@ class RetryLimits:
     """The time limits of a fleet in seconds, and the number of attempts at one trial.
 
     With `max_attempts` 2 an interrupted trial is requeued once; a resumed run allows as many attempts again.
-    `deadline_margin_sec` is added to a trial's own deadline before its job is stopped from outside. Up to `max_streams`
-    jobs are followed over streams; with more workers, all of them are polled in turn.
+    Up to `max_streams` jobs are followed over streams; with more workers, all of them are polled in turn.
     """
 
     lost_after_sec: float = 60.0
     reconnect_timeout_sec: float = 600.0
     login_timeout_sec: float = 86_400.0
     max_attempts: int = 2
-    deadline_margin_sec: float = 30.0
     grace_sec: float = 25.0
     poll_sec: float = 1.0
     max_streams: int = 1024
 
 
 class WorkerLost(Exception):
-    """A host that has not answered for too long, or cannot work. `member` is set as in a HostError."""
-
-    def __init__(self, reason: str, member: str | None = None) -> None:
-        super().__init__(reason)
-        self.member = member
+    """A host that has not answered for too long, or cannot work."""
 
 
 class WorkerUnusable(WorkerLost):
@@ -125,12 +119,11 @@ class RetryPolicy:
                 silent_sec = time.monotonic() - self._last_reply[name]
                 if silent_sec >= self.limits.lost_after_sec:
                     error_class = WorkerBusy if isinstance(error, HostBusy) else WorkerLost
-                    reason = f"{collapse_whitespace(error)} (for {silent_sec:.0f} s)"
-                    raise error_class(reason, error.member) from error
+                    raise error_class(f"{collapse_whitespace(error)} (for {silent_sec:.0f} s)") from error
             except PermissionDenied as error:
                 raise CredentialsRejected(collapse_whitespace(error)) from error
             except HostError as error:
-                raise WorkerUnusable(collapse_whitespace(error), error.member) from error
+                raise WorkerUnusable(collapse_whitespace(error)) from error
             if self.stopping.wait(min(pause_sec, self.limits.lost_after_sec / 4)) or self.detaching.is_set():
                 raise FleetStopped
             pause_sec = min(pause_sec * 2, _MAX_PAUSE_SEC)

@@ -28,6 +28,7 @@ from remote.jobs.job import Agent, Job, JobSpec, JobState, JobStatus, slot_path
 _logger = logging.getLogger(__name__)
 
 CommandFactory = Callable[[Host, PlannedTrial, int, str], Command]
+DEADLINE_MARGIN_SEC = 30.0  # after a trial's own deadline its job is stopped from outside
 DOWNLOAD_FOLDER = "incoming"  # below the run's folder: downloaded results, before they count
 
 
@@ -200,7 +201,7 @@ class Worker:
         fleet, planned, job, retry_policy = self._fleet, trial.planned, self._job(attempt), self._retry_policy
         spec = JobSpec(
             command=fleet.make_command(self.agent.host, planned, attempt.number, attempt.folder),
-            deadline_sec=planned.trial.deadline_sec + retry_policy.limits.deadline_margin_sec,
+            deadline_sec=planned.trial.deadline_sec + DEADLINE_MARGIN_SEC,
             grace_sec=retry_policy.limits.grace_sec,
             files={TRIAL_FILE: planned.trial.to_text()},
         )
@@ -293,7 +294,7 @@ class Worker:
         trial_id = self.earlier_attempts[0][0].trial_id if self.earlier_attempts else None
         _logger.warning("%s: no answer; polling it", self.name, exc_info=lost)
         event = FleetEvent(kind=_loss_event(lost), worker=self.name, trial_id=trial_id, reason=str(lost))
-        self._fleet.on_event(replace(event, member=lost.member))
+        self._fleet.on_event(event)
         # With rejected credentials jobs continue, and no other host would accept a trial.
         if not isinstance(lost, CredentialsRejected):
             for trial, attempt in self.earlier_attempts:

@@ -40,7 +40,6 @@ class HostError(Exception):
     def __init__(self, problem: str, *, remedy: str = "") -> None:
         super().__init__("; ".join(filter(None, (problem, remedy))))
         self.problem, self.remedy = problem, remedy
-        self.member: str | None = None  # the host of a gang whose problem it is, if it is not the leader's
 
 
 class HostUnreachable(HostError):

@@ -143,23 +143,15 @@ def _collect_all(settings: Settings) -> None:
     print("all runs are collected")
 
 
-def collect_run(
-    settings: Settings,
-    run: RunRecord,
-    folder: Path,
-    hosts: Sequence[Host] | None = None,
-    *,
-    may_be_open: bool = False,
-) -> None:
-    """Collect one run from its workers, or from `hosts`; a training is first imported from where it runs.
+def collect_run(settings: Settings, run: RunRecord, folder: Path, *, may_be_open: bool = False) -> None:
+    """Collect one run from its workers; a training is first imported from where it runs.
 
     With `may_be_open`, a training that has not ended is not an error. Raises ConfirmationRequired, RetryableError,
     SomeTrialsFailed and UsageError.
     """
     try:
         if run.suite != TRAIN:
-            hosts = run_hosts(settings, run) if hosts is None else hosts
-            _fetch_results(run, folder, hosts, settings.shared_results)
+            _fetch_results(run, folder, run_hosts(settings, run), settings.shared_results)
             return
         collect = partial(_collect_training, run, folder, settings.notify.command, may_be_open=may_be_open)
         with open_job(settings, run) as job:

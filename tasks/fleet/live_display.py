@@ -8,7 +8,7 @@ Displayed rates are momentary; the report has the measured ones.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -122,7 +122,8 @@ class FleetView(View):
                 self._release(row)
                 row.phase = "lost"
                 reason = event.reason or "no answer"
-                is_leader = event.member is not None  # it is not lost itself
+                named = reason.partition(":")[0]  # another worker if this one leads a gang, and is not lost itself
+                is_leader = named != row.worker and named in self._rows
                 text = f"waiting for {reason}" if is_leader else f"lost: {reason.removeprefix(f'{row.worker}: ')}"
                 return self._event_line(row, text, "red", event)
             case EventType.CREDENTIALS_REJECTED:
@@ -254,25 +255,15 @@ class FleetView(View):
 
     def _remaining_sec(self) -> float | None:
         """Estimate the run's remaining time from the trials' expected times; None if one of these is unknown."""
-        worker_sec = dict.fromkeys(self._rows, 0.0)
-        unassigned_sec = 0.0
         running = {row.trial_id: row for row in self._rows.values() if row.trial_id is not None}
+        left: list[tuple[str | None, float | None]] = []
         for trial_id, trial in self._planned.items():
-            expected = self._expected_sec.get(trial_id)
-            if trial_id in self._ends:
-                continue
-            if expected is None:
-                return None
-            row = running.get(trial_id)
-            if row is not None:
-                worker_sec[row.worker] += max(0.0, expected - (self._clock() - row.since))
-            elif trial.worker is not None:
-                worker_sec[trial.worker] = worker_sec.get(trial.worker, 0.0) + expected
-            else:
-                unassigned_sec += expected
-        if not worker_sec:
-            return None
-        return max(max(worker_sec.values()), (sum(worker_sec.values()) + unassigned_sec) / len(worker_sec))
+            expected, row = self._expected_sec.get(trial_id), running.get(trial_id)
+            if row is not None and expected is not None:
+                left.append((row.worker, max(0.0, expected - (self._clock() - row.since))))
+            elif trial_id not in self._ends:
+                left.append((trial.worker, expected))
+        return busiest_sec(left, self._rows)
 
     def _short_trial_id(self, trial_id: str) -> str:
         # With --spread replicate the id contains the worker's name, which the row already shows.
@@ -288,6 +279,20 @@ class FleetView(View):
 
     def _is_unicode(self) -> bool:
         return self._console.encoding.startswith("utf")
+
+
+def busiest_sec(trials: Iterable[tuple[str | None, float | None]], workers: Iterable[str]) -> float | None:
+    """Return the seconds that the busiest worker takes for trials of these seconds; None if one is unknown.
+
+    Each trial runs on its own worker, or on the one that is idle first.
+    """
+    worker_sec = dict.fromkeys(workers, 0.0)
+    for worker, sec in trials:
+        if sec is None:
+            return None
+        name = worker or min(worker_sec, key=lambda name: worker_sec[name])
+        worker_sec[name] = worker_sec.get(name, 0.0) + sec
+    return max(worker_sec.values(), default=None)
 
 
 def number(value: float | None) -> str:

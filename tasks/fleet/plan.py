@@ -28,6 +28,7 @@ from tasks.clients.target_cluster import resolve_target
 from tasks.clients.workers import BenchProgram, bench_program, cluster_location, is_gang
 from tasks.errors import UsageError, file_errors, translate_errors
 from tasks.fleet.declared import data_options, with_training_configuration
+from tasks.fleet.live_display import busiest_sec
 from tasks.fleet.run_store import newest_results
 from tasks.settings.layers import Settings
 from tasks.settings.sources import display_path
@@ -285,16 +286,10 @@ def expected_sec(results_folder: Path, run: RunRecord) -> dict[str, float | None
 def expected_total_sec(plan: FleetPlan) -> float | None:
     """Return the run's expected length in seconds; None if that of a trial is unknown.
 
-    Each trial runs on its own worker, or on the one that is idle first. Trials over several pods follow all others, one
-    after the other.
+    Trials over several pods follow all others, one after the other.
     """
-    worker_sec, multi_pod_sec = dict.fromkeys(plan.run.workers, 0.0), 0.0
-    for planned in plan.run.planned:
-        sec = plan.expected_sec[planned.trial_id]
-        if sec is None:
-            return None
-        if is_gang(plan.run, planned):
-            multi_pod_sec += sec
-        else:
-            worker_sec[planned.worker or min(worker_sec, key=lambda worker: worker_sec[worker])] += sec
-    return max(worker_sec.values()) + multi_pod_sec
+    run, leader = plan.run, plan.run.workers[0]
+    gangs = [(leader, plan.expected_sec[each.trial_id]) for each in run.planned if is_gang(run, each)]
+    others = [(each.worker, plan.expected_sec[each.trial_id]) for each in run.planned if not is_gang(run, each)]
+    parts = busiest_sec(others, run.workers), busiest_sec(gangs, [leader])
+    return None if None in parts else sum(filter(None, parts))

@@ -6,7 +6,6 @@ from typing import cast
 
 import pytest
 
-from remote.fleet.gang_agent import GangAgent
 from remote.fleet.retry_policy import (
     CredentialsRejected,
     FleetStopped,
@@ -21,7 +20,7 @@ from remote.hosts.host_protocol import HostError, HostUnreachable, PermissionDen
 from remote.hosts.local import LocalHost
 from remote.hosts.pods.kubectl import PodUnusable
 from remote.jobs.job import HostBusy, Job, JobState, JobStatus
-from tests.support.faults import Clock, raising
+from tests.support.faults import Clock
 
 LIMITS = RetryLimits(lost_after_sec=10.0, reconnect_timeout_sec=100.0, login_timeout_sec=50_000.0)
 
@@ -88,17 +87,6 @@ def test_a_silent_or_busy_host_is_retried_and_an_unusable_one_is_lost_at_once(
         policy.call("worker-1", query)
     assert type(caught.value) is kind
     assert Clock.now == retried_for_sec
-
-
-def test_the_leader_of_a_gang_is_lost_with_the_member_that_does_not_answer(
-    policy: RetryPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hosts = [LocalHost(name=name, workdir="/w") for name in ("worker-1", "worker-2")]
-    monkeypatch.setattr(LocalHost, "run", raising(HostUnreachable("no route")))
-    agent = GangAgent(hosts, lambda: "10.0.0.1")
-    with pytest.raises(WorkerLost) as caught:
-        policy.call("worker-1", lambda: agent.holder("/w/slot"))
-    assert caught.value.member == "worker-2"
 
 
 def test_a_reply_in_between_restarts_the_silence(policy: RetryPolicy) -> None:

@@ -56,8 +56,7 @@ def gone_run(tmp_path: Path) -> tuple[RunRecord, Path]:
 
 
 def collect_again(run: RunRecord, folder: Path) -> None:
-    settings = SimpleNamespace(shared_results=None)
-    collect.collect_run(settings, run, folder, [LocalHost(name="worker-0", workdir="/gone")])  # type: ignore[arg-type]
+    collect._fetch_results(run, folder, [LocalHost(name="worker-0", workdir="/gone")], None)
 
 
 def test_a_complete_run_stays_complete_without_its_workers(
