@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.records.result import TrialResult
+from remote.fleet import worker
 from remote.fleet.ledger import LedgerError
 from remote.fleet.queue import EventType, FleetEvent
 from remote.hosts.command import Command
@@ -121,9 +122,12 @@ def test_trials_that_only_a_worker_with_a_faulty_gpu_may_run_are_lost_with_that_
     assert all("XID 79" in (reason or "") for reason in local.reasons().values())
 
 
-def test_a_trial_that_ignores_its_deadline_is_stopped_from_outside(local: LocalFleet) -> None:
+def test_a_trial_that_ignores_its_deadline_is_stopped_from_outside(
+    local: LocalFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "DEADLINE_MARGIN_SEC", 0.1)
     local.plan("hang", workers=1, deadline_sec=5.0)  # on a busy machine, its first step may take seconds
-    local.fleet(local.hosts(1), limits=replace(QUICK_LIMITS, deadline_margin_sec=0.1, grace_sec=0.2)).run()
+    local.fleet(local.hosts(1), limits=replace(QUICK_LIMITS, grace_sec=0.2)).run()
     assert local.statuses() == {"hang": "TIMED_OUT"}
     assert str(local.reasons()["hang"]).endswith(" in phase measure, step 1 of 2")
 
