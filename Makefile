@@ -41,9 +41,9 @@ templates: .venv/chat_templates/installed
 demo: install
 	$(BIN)/inv model.demo bench --quick collect report
 
-# A real model of 135 million weights learns to write orders as JSON: at most 6 minutes on two cores, install aside.
+# A real model of 135 million weights learns to write orders as JSON: at most 5 minutes on two quiet cores, install aside.
 demo-train: install
-	$(BIN)/inv --config docs/demo-train.yaml model.demo --real train collect report
+	$(BIN)/inv --config docs/demo-train.yaml model.demo --real train report
 
 # Half of what is slow waits: five at a time on two cores. tests/conftest.py says which tests stay together.
 WORKERS ?= $(shell echo $$((5 * $$(nproc) / 2)))

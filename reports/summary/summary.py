@@ -20,8 +20,7 @@ from reports.summary.warnings import RunWarning
 # A note about a profile's numbers that is shown on every figure and in every file of the report.
 PROFILE_NOTES: dict[str, str | None] = {
     "gpu": None,
-    "tiny": "Profile tiny: a scaled-down model and short sequences on CPU workers. "
-    "These numbers say nothing about an A10 or any other GPU.",
+    "tiny": "Profile tiny, on CPU workers: these numbers say nothing about an A10 or any other GPU.",
 }
 
 

@@ -178,7 +178,8 @@ def _lines(training: TrainingReport) -> Iterator[tuple[str, str | None]]:
     yield "tokens trained on", f"{sum(record.steps.tokens):,}, {sum(record.steps.targets):,} of them targets"
     yield "time of the steps", formatting.duration(training.steps_sec)
     held = formatting.duration(3600.0 * training.worker_hours)
-    yield "worker time", f"{held} over all workers, with waits for a restart" if training.attempts else None
+    waits = ", with waits for a restart" if training.attempts[1:] else ""
+    yield "worker time", f"{held} over all workers{waits}" if training.attempts else None
     yield "peak GPU memory", None if record.peak_vram_bytes is None else format_gib(record.peak_vram_bytes, 2)
     price = training.forecast.get("price") or formatting.dollars(training.price)
     yield "cost", None if training.usd is None else f"{formatting.dollars(training.usd)} at {price}"

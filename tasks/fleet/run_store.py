@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from bench.records.checksummed import ResultError
-from bench.records.paths import RESULT_FILE, RUN_FILE, TRAINING_FILE, TRIALS_FOLDER
+from bench.records.paths import LEDGER_FILE, RESULT_FILE, RUN_FILE, TRAINING_FILE, TRIALS_FOLDER
 from bench.records.result import TrialResult
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from bench.records.training import TrainingRecord
-from remote.fleet.ledger import Entry
+from remote.fleet.ledger import Entry, Ledger, LedgerError
 from tasks.cli.log import open_run_log
 from tasks.clients.workers import require_same_fleet
-from tasks.errors import UsageError, translate_errors
+from tasks.errors import RetryableError, UsageError, translate_errors
 from tasks.settings.layers import Settings
 
 LATEST = "latest"
@@ -116,6 +116,14 @@ def resume_command(run: RunRecord | str) -> str:
     suite = run_id.split("-")[2:3] if isinstance(run, str) else [run.suite]
     command = suite[0] if suite in ([TRAIN], [TUNE]) else "bench"
     return f"inv {command} --resume={run_id}"
+
+
+def refuse_unended(folder: Path) -> None:
+    """Raise RetryableError for a training that has not ended. The reader of its files reports an unreadable ledger."""
+    with contextlib.suppress(LedgerError, OSError):
+        if list(Ledger(folder / LEDGER_FILE).open_trials()):
+            remedy = f"`{resume_command(folder.name)} collect report` goes on to its page"
+            raise RetryableError(f"run {folder.name}: the training has not ended", remedy=remedy)
 
 
 def make_folder(results_folder: Path, run_id: str) -> tuple[str, Path]:

@@ -1,6 +1,5 @@
 """`inv report`: build a run's report and print its summary. Reads only results/<run-id>/; no workers are needed."""
 
-import contextlib
 import os
 import sys
 import webbrowser
@@ -12,9 +11,8 @@ from invoke.context import Context
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from bench.records.paths import LEDGER_FILE, REPORT_FOLDER
+from bench.records.paths import REPORT_FOLDER
 from bench.records.status import TrialStatus
-from remote.fleet.ledger import Ledger, LedgerError
 from reports import formatting
 from reports.comparison.comparability import NAMES
 from reports.document import Cell, Table
@@ -31,7 +29,7 @@ from tasks.cli.waiting import Wait
 from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError, escape_controls, translate_errors
 from tasks.fleet.pending_results import missing_reason
 from tasks.fleet.pricing import pricing
-from tasks.fleet.run_store import find_run, is_training, resume_command
+from tasks.fleet.run_store import find_run, is_training, refuse_unended
 from tasks.reports.compare import compare_trainings
 from tasks.settings.layers import load
 from tasks.settings.sources import display_path
@@ -68,7 +66,7 @@ def write_report(
         return plan_result(lines, run=folder.name, folder=str(target), formats=list(selected_formats))
     is_of_training = is_training(folder)
     if is_of_training:
-        _check_ended(folder)
+        refuse_unended(folder)
     report: Report[Summary] | Report[TrainingReport]
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         with Wait(DRAWING):
@@ -97,14 +95,6 @@ def write_report(
         return CommandResult(data=data, failure=_failure(values, folder) if values.exit_code else None)
     failed = SomeTrialsFailed(escape_controls(f"run {folder.name}: {document.headline}"))
     return CommandResult(data=data, failure=None if values.has_succeeded else failed)
-
-
-def _check_ended(folder: Path) -> None:
-    """Raise RetryableError if a training has not ended."""
-    with contextlib.suppress(LedgerError, OSError):  # the report names the reason
-        if list(Ledger(folder / LEDGER_FILE).open_trials()):
-            remedy = f"`{resume_command(folder.name)} collect report` goes on to its page"
-            raise RetryableError(f"run {folder.name}: the training has not ended", remedy=remedy)
 
 
 def _show(report: Report[Any], exported: Iterable[Path], *, opens: bool) -> None:

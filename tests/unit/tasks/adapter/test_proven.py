@@ -10,7 +10,8 @@ from invoke import Context
 
 from bench.records.adapter import AdapterCheck
 from bench.records.atomic_files import sha256_of
-from bench.records.paths import ADAPTER_CHECK_FILE
+from bench.records.paths import ADAPTER_CHECK_FILE, LEDGER_FILE
+from remote.fleet.ledger import Ledger
 from tasks.adapter import merge
 from tasks.adapter.artifact import TrainedAdapter, open_training
 from tasks.adapter.check import (
@@ -21,7 +22,7 @@ from tasks.adapter.check import (
     hidden_change_warning,
 )
 from tasks.adapter.merge import render_card, require_same_loss
-from tasks.errors import ConfirmationRequired
+from tasks.errors import ConfirmationRequired, RetryableError
 from tasks.settings.layers import Settings
 from tasks.settings.sections import ResultsSection
 from tests.unit.tasks.adapter.conftest import SHA256, adapter_check, form, save_check
@@ -188,6 +189,13 @@ def test_a_card_has_the_system_prompt_and_the_template_of_the_training(trained: 
 def write_sums(folder: Path, *names: str) -> None:
     lines = [f"{sha256_of(folder / name)}  {name}\n" for name in names]
     (folder / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
+
+
+def test_an_adapter_of_a_training_that_goes_on_is_refused(trained: TrainedAdapter, tmp_path: Path) -> None:
+    (trained.folder / LEDGER_FILE).unlink()
+    Ledger.create(trained.folder / LEDGER_FILE, ["train"])
+    with pytest.raises(RetryableError, match="--resume=r "):
+        open_training(Settings(root=tmp_path, results=ResultsSection(folder=".")), "r")
 
 
 def test_an_adapter_with_a_changed_file_is_refused(trained: TrainedAdapter, tmp_path: Path) -> None:

@@ -282,18 +282,22 @@ def test_without_a_deployment_the_pods_are_skipped(result_of: ResultOf) -> None:
 # Runs, GPU, tenancy, VM
 
 RUNS: dict[str, tuple[dict[str, int] | None, list[Fault]]] = {
-    "all well": ({TrialStatus.SUCCEEDED.value: 4}, []),
-    "out of memory": ({TrialStatus.SUCCEEDED.value: 3, TrialStatus.OUT_OF_MEMORY.value: 1}, [runs.OUT_OF_MEMORY]),
-    "failed and lost": ({TrialStatus.FAILED.value: 1, TrialStatus.LOST.value: 3}, [runs.FAILED, runs.INTERRUPTED]),
-    "stopped halfway": ({TrialStatus.SUCCEEDED.value: 2}, [runs.INTERRUPTED]),
-    "damaged": (None, [runs.DAMAGED]),
+    "complete": ({TrialStatus.SUCCEEDED.value: 4}, []),
+    "complete, out of memory": (
+        {TrialStatus.SUCCEEDED.value: 3, TrialStatus.OUT_OF_MEMORY.value: 1},
+        [runs.OUT_OF_MEMORY],
+    ),
+    "complete, others": ({TrialStatus.FAILED.value: 1, TrialStatus.LOST.value: 3}, [runs.FAILED, runs.INTERRUPTED]),
+    "abandoned": ({TrialStatus.SUCCEEDED.value: 2}, [runs.INTERRUPTED]),
+    "running": ({TrialStatus.SUCCEEDED.value: 2}, []),
+    "damaged: x": (None, [runs.DAMAGED]),
 }
 
 
-@pytest.mark.parametrize(("ends", "faults"), RUNS.values(), ids=RUNS)
-def test_how_the_newest_run_ended(ends: dict[str, int] | None, faults: list[Fault]) -> None:
-    command = "inv train --resume=r1"
-    results = runs.run_results(RunInfo(run_id="r1", state="damaged: x", planned=4, ends=ends), command)
+@pytest.mark.parametrize("state", RUNS)
+def test_how_the_newest_run_ended(state: str) -> None:
+    command, (ends, faults) = "inv train --resume=r1", RUNS[state]
+    results = runs.run_results(RunInfo(run_id="r1", state=state, planned=4, ends=ends), command)
     listed = [results] if isinstance(results, CheckResult) else results
     remedies = [result.remedy for result in listed if result.status is not CheckStatus.OK]
     assert remedies == [fault.remedy.format(run="r1", command=command) for fault in faults]
