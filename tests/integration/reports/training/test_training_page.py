@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,15 +46,6 @@ def html_of(folder: Path) -> str:
     return build_training(folder).index.read_text()
 
 
-def test_a_damaged_ledger_is_listed_as_a_file(tmp_path: Path) -> None:
-    folder = write_run(tmp_path)
-    assert "ledger.jsonl" not in html_of(folder)
-    content = (folder / "ledger.jsonl").read_bytes()
-    (folder / "ledger.jsonl").write_bytes(content[:-20])
-    assert "ledger.jsonl" in html_of(folder)
-    assert "ledger.jsonl" in (folder / "report" / "report.md").read_text()
-
-
 @pytest.mark.parametrize(
     ("answer", "shown", "absent"),
     [
@@ -95,14 +85,6 @@ def test_a_check_that_is_missing_or_damaged_is_named_with_its_command(tmp_path: 
         folder / AdapterCheck.FILE, lambda document: hostile.set_value(document, ("forms",), [])
     )
     assert re.search(r"adapter-check\.json: .*; run <code>inv adapter\.check --run=bad<", html_of(folder))
-
-
-def test_every_table_becomes_cards_on_a_phone_and_every_head_has_a_scope(tmp_path: Path) -> None:
-    html = html_of(write_run(tmp_path))
-    assert not re.search(r"<th(?! scope=)[ >]", html)
-    assert all("cards" in table for table in re.findall(r"<table[^>]*>", html))
-    levels = [int(level) for level in re.findall(r"<h([1-6])", html)]
-    assert all(after - before <= 1 for before, after in pairwise(levels))
 
 
 def test_what_is_unknown_or_did_not_happen_has_no_row_and_no_section(tmp_path: Path) -> None:

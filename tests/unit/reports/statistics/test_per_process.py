@@ -32,17 +32,6 @@ def test_the_interval_over_autocorrelated_steps_holds_the_true_median(count, cor
     assert coverage(Noise(correlation=correlation), count) >= 0.93
 
 
-def test_an_interval_that_ignores_autocorrelation_fails_in_the_simulation():
-    noise_model, count = Noise(correlation=0.6), 50
-    random, truth = np.random.default_rng(7), noise_model.median_offset(count)
-    held = 0
-    for row in noise_model.within_process(random, (300, count)):
-        drawn = np.median(row[random.integers(0, count, (300, count))], axis=1)
-        low, high = np.quantile(drawn, (0.025, 0.975))
-        held += low <= truth <= high
-    assert held / 300 < 0.85
-
-
 def test_golden_numbers_of_one_process():
     (described,) = describe([process([0.1, 0.2, 0.3, 0.2])])
     assert described.step_time_sec == pytest.approx(0.2)
@@ -62,16 +51,11 @@ def test_processes_of_different_lengths_keep_their_order_and_numbers():
         assert combined.effective_steps == pytest.approx(separate.effective_steps)
 
 
-def test_a_single_step_has_no_interval_and_no_noise():
-    (described,) = describe([process([0.2512345])])
-    assert described.half_width(elapsed=False) is None
-    assert (described.step_time_sec, described.standard_error) == (0.2512345, 0.0)
-
-
-def test_equal_steps_have_an_interval_of_no_width():
-    (described,) = describe([process([0.5123456] * 20)])
-    assert described.half_width(elapsed=False) == pytest.approx(0.0, abs=1e-12)
-    assert described.outliers == 0
+@pytest.mark.parametrize(("times", "half"), [([0.2512345], None), ([0.5123456] * 20, pytest.approx(0.0, abs=1e-12))])
+def test_a_single_step_has_no_interval_and_equal_steps_one_of_no_width(times, half):
+    (described,) = describe([process(times)])
+    assert described.half_width(elapsed=False) == half
+    assert (described.step_time_sec, described.standard_error, described.outliers) == (times[0], 0.0, 0)
 
 
 @pytest.mark.parametrize("slow", [0.02, 0.06])
@@ -102,22 +86,12 @@ def test_autocorrelation_reduces_the_effective_number_of_steps():
     assert correlated.standard_error > independent.standard_error
 
 
-@pytest.mark.parametrize("times", [(), (0.1, 0.0), (0.1, -1.0), (0.1, float("nan")), (0.1, float("inf"))])
-def test_impossible_times_are_refused(times):
+@pytest.mark.parametrize(
+    ("times", "useful"),
+    [*((times, 50) for times in ((), (0.1, 0.0), (0.1, -1.0), (0.1, float("nan")), (0.1, float("inf")))), ((0.1,), 0)],
+)
+def test_impossible_times_and_steps_without_a_useful_token_are_refused(times, useful):
     with pytest.raises(ValueError, match="process p"):
-        process(times)
-
-
-def test_steps_without_a_useful_token_and_lists_of_different_lengths_are_refused():
-    with pytest.raises(ValueError, match=r"process p: .*no useful token"):
-        process([0.1], useful=0)
-    with pytest.raises(ValueError, match=r"process p: .*equal length"):
+        process(times, useful=useful)
+    with pytest.raises(ValueError, match="process p"):
         replace(process([0.1]), step_time_sec=np.array([0.1, 0.2]))
-
-
-def test_many_processes_are_described_at_once_without_changing_any():
-    rows = Noise().within_process(np.random.default_rng(8), (50, 20))
-    processes = [process(np.exp(row), name=str(number)) for number, row in enumerate(rows)]
-    medians = [float(np.median(np.exp(row))) for row in rows]
-    assert [described.step_time_sec for described in describe(processes)] == pytest.approx(medians)
-    assert describe([]) == []
