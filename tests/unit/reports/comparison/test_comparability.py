@@ -89,22 +89,20 @@ def test_a_run_on_two_kinds_of_gpu_differs_from_itself(tmp_path):
     assert len(difference.values[0][1]) == 2
 
 
-def test_a_failed_trial_without_facts_makes_no_difference(tmp_path):
-    def failed(plan, _):
-        if plan.trial_id != "baseline.worker-1":
-            return {}
-        return {"status": TrialStatus.FAILED, "reason": "x", "fingerprint": {"python": "3.9"}}
-
-    assert find_differences([run(tmp_path, "a", changed=failed)]) == ()
+def failed_early(plan, _):
+    is_first = plan.trial_id == "baseline.worker-1"
+    return {"status": TrialStatus.FAILED, "reason": "x", "fingerprint": {"python": "3.9"}} if is_first else {}
 
 
-def test_a_kind_of_trial_without_weights_makes_no_difference(tmp_path):
-    def without_weights(plan, fingerprint):
-        has_no_weights = plan.trial.kind == "hardware"
-        return {"fingerprint": {k: v for k, v in fingerprint.items() if k != "model_sha256"}} if has_no_weights else {}
+def without_weights(plan, fingerprint):
+    known = {name: value for name, value in fingerprint.items() if name != "model_sha256"}
+    return {"fingerprint": known} if plan.trial.kind == "hardware" else {}
 
+
+@pytest.mark.parametrize("changed", [failed_early, without_weights])
+def test_a_trial_that_does_not_report_a_fact_makes_no_difference(tmp_path, changed):
     trials = (*synthetic.quick(), synthetic.trial("hardware", kind="hardware"))
-    assert find_differences([run(tmp_path, "a", trials=trials, changed=without_weights)]) == ()
+    assert find_differences([run(tmp_path, "a", trials=trials, changed=changed)]) == ()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"kind": "other"}', '{"kind": "environment", "gpus": 4}'])
@@ -114,13 +112,10 @@ def test_a_damaged_environment_file_counts_as_missing(tmp_path, content):
     assert set(conditions.values) == set(NAMES)
 
 
-def test_other_gpus_of_the_same_kind_are_comparable_but_not_the_same(make_two):
+def test_other_gpus_of_the_same_kind_and_gpus_without_uuids_are_comparable_but_not_the_same(make_two, tmp_path):
     other = environment(gpus=[environment()["gpus"][0] | {"uuid": "GPU-2"}])
     both = make_two(second={"full": other})
     assert find_differences(both) == ()
     assert not same_gpus(*both)
-
-
-def test_gpus_without_uuids_do_not_count_as_the_same(tmp_path):
-    conditions = run(tmp_path / "a", "a")
-    assert not same_gpus(conditions, conditions)
+    unknown = run(tmp_path / "c", "c")
+    assert not same_gpus(unknown, unknown)

@@ -168,10 +168,11 @@ def test_processes_too_noisy_to_show_three_percent_are_unknown_not_the_same(runs
     assert comparison.exit_code == ExitCode.UNDECIDED
 
 
-def test_differing_conditions_are_refused_by_name_unless_allowed(runs):
-    def on_other_weights(result):
-        return replace(result, fingerprint=result.fingerprint | {"model_sha256": "1" * 64})
+def on_other_weights(result):
+    return replace(result, fingerprint=result.fingerprint | {"model_sha256": "1" * 64})
 
+
+def test_differing_conditions_are_refused_by_name_unless_allowed(runs):
     both = runs({}, {}, later={"changed": on_other_weights})
     comparison = pair(both)
     assert [difference.name for difference in comparison.refused] == ["weights"]
@@ -195,39 +196,36 @@ def test_equal_names_of_different_trials_are_not_compared(runs):
     assert comparison.only_in == {"a": ("baseline", "optimized"), "b": ("baseline", "optimized")}
 
 
-def test_a_configuration_that_no_longer_succeeds_does_not_pass(runs):
-    def out_of_memory(result):
-        if result.trial.name != "optimized":
+def out_of_memory(*workers):
+    """Return a change that makes trials of `optimized` on these workers fail; without any, on all."""
+
+    def change(result):
+        if result.trial.name != "optimized" or (workers and result.worker not in workers):
             return result
         return replace(result, status=TrialStatus.OUT_OF_MEMORY, reason="no room", metrics=None, steps=Steps())
 
-    comparison = pair(runs({}, {}, later={"changed": out_of_memory}))
-    (row,) = [row for row in comparison.rows if row.configuration == "optimized"]
-    assert (row.verdict, row.why[-5:]) == ("unknown", " in b")
-    assert comparison.exit_code == ExitCode.UNDECIDED
+    return change
 
 
-def test_a_configuration_that_runs_out_of_memory_more_often_does_not_pass_at_the_speed_of_the_others(runs):
-    def on_two(result):
-        if result.trial.name != "optimized" or result.worker in ("worker-1", "worker-2"):
-            return result
-        return replace(result, status=TrialStatus.OUT_OF_MEMORY, reason="no room", metrics=None, steps=Steps())
-
-    comparison = pair(runs({}, {}, later={"changed": on_two}))
+@pytest.mark.parametrize(
+    ("workers", "why"), [((), r".* in b"), (("worker-3", "worker-4"), r"2 of .* OUT_OF_MEMORY later, 0 before")]
+)
+def test_a_configuration_that_runs_out_of_memory_more_often_does_not_pass_at_the_speed_of_the_others(
+    runs, workers, why
+):
+    changed = out_of_memory(*workers)
+    comparison = pair(runs({}, {}, later={"changed": changed}))
     assert verdicts(comparison) == {"baseline": "same", "optimized": "unknown"}
-    assert re.fullmatch(r"2 of .* OUT_OF_MEMORY later, 0 before", comparison.undecided[0].why)
-    assert (comparison.exit_code, pair(runs({}, {}, changed=on_two)).exit_code) == (ExitCode.UNDECIDED, 0)
+    assert re.fullmatch(why, comparison.undecided[0].why)
+    assert comparison.exit_code == ExitCode.UNDECIDED
+    assert not workers or pair(runs({}, {}, changed=changed)).exit_code == 0
 
 
-def test_a_run_without_a_single_success_is_named_not_its_conditions(runs):
+def test_a_run_without_a_single_success_is_named_not_its_conditions_and_one_run_twice_is_refused(runs):
     first, second = runs({}, {}, changed=lambda result: replace(result, status=TrialStatus.FAILED, reason="x"))
     first = replace(first, results=tuple(replace(each, status=TrialStatus.SUCCEEDED) for each in first.results))
     with pytest.raises(CompareError, match=r"run b\b.*inv report --run=b"):
         compare([first], [second])
-
-
-def test_one_run_twice_is_refused(runs):
-    first, second = runs({}, {})
     with pytest.raises(CompareError, match=r"run a\b"):
         compare([first], [second, first])
 

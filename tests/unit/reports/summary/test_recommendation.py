@@ -81,13 +81,6 @@ def test_the_recommendation_and_the_finding_state_the_number_of_trials(summarize
     assert sentences.finding(partial).startswith("large (2 of 4 trials) processed ")
 
 
-def test_dollars_of_the_recommendation_are_per_useful_token(summarized):
-    sentence = sentences.recommendation(summarized({}))
-    assert "useful tokens per second of baseline at $" in sentence
-    assert "per million useful tokens on 4 workers" in sentence
-    assert "samples" not in sentence
-
-
 def test_configurations_that_do_not_differ_from_the_best_are_named_with_it(summarized):
     sentence = sentences.recommendation(summarized({}, speeds=(0.16, 0.08, 0.08)))
     first, second = ("good", "large") if "good," in sentence else ("large", "good")
@@ -116,14 +109,6 @@ def test_a_baseline_that_failed_is_not_recommended(summarized):
     summary = summarized({"baseline": [TrialStatus.OUT_OF_MEMORY]}, speeds=(0.16, 0.16, 0.159))
     assert summary.recommended_label in ("good", "large")
     assert sentences.recommendation(summary).startswith("Train with ")
-
-
-def test_a_summary_with_other_rows_has_another_choice_and_without_measurements_none(summarized):
-    summary = summarized({})
-    assert choose([replace(row, measured=None) for row in summary.rows]) is None
-    assert summary.recommended_label == "large"
-    rest = tuple(row for row in summary.rows if row.label != "large")
-    assert replace(summary, rows=rest).recommended_label == "good"
 
 
 USUAL = "plain `inv train`"
@@ -203,6 +188,7 @@ def write_losses(summary, losses, folder):
 def test_the_headline_says_that_the_loss_is_the_same(summarized, tmp_path):
     summary = write_losses(summarized({}), {"large": 2.001}, tmp_path)
     sentence = sentences.recommendation(summary)
+    assert "useful tokens per second of baseline at $" in sentence
     assert ", at the same loss (difference +0.0500 %, at most +0.0500 %), on 4 workers" in sentence
     assert summary.recommended_label == "large"
 
@@ -214,11 +200,8 @@ def test_a_faster_configuration_at_another_loss_is_withheld_and_the_next_named(s
     assert "at a lower loss (difference -0.5013 %" in sentence
     assert "not shown to be at the same loss: large (difference +0.9950 %" in sentence
     assert summary.train_command is not None
-
-
-def test_if_no_configuration_is_at_the_same_loss_the_baseline_stays(summarized, tmp_path):
-    summary = write_losses(summarized({}), {"large": 2.02, "good": 2.02}, tmp_path)
-    assert summary.recommended_label == "baseline"
+    without = write_losses(summary, {"large": 2.02, "good": 2.02}, tmp_path)
+    assert without.recommended_label == "baseline"
 
 
 def test_a_damaged_record_of_losses_is_rejected_by_name(summarized, tmp_path):

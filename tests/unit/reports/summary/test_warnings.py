@@ -95,9 +95,7 @@ def test_stopped_and_lost_trials_are_a_warning_with_the_command_that_retries_the
     assert (failed.code, failed.values["trials"], failed.values["planned"]) == (WarningCode.INCOMPLETE, 3, 24)
     assert (stopped.code, stopped.values["trials"]) == (WarningCode.STOPPED, 2)
     assert f"`inv bench --resume={synthetic.RUN_ID}` " in sentences.warning_text(stopped)
-
-
-def test_a_run_without_a_success_has_no_warning_about_the_others(warnings_of):
+    # In a run without a success there are no others to warn about.
     assert warnings_of(lambda result, _: replace(result, status=TrialStatus.FAILED)) == ()
 
 

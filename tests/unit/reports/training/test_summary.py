@@ -59,12 +59,9 @@ def test_a_loss_that_did_not_fall_is_not_called_a_success(
     assert [value.endswith("lowest") for name, value in sentences.lines(training) if "loss" in name] == [False, True]
     unknown = dataclasses.replace(training, record=dataclasses.replace(RECORD, evaluations=[]))
     assert "no data was held out" in sentences.outcome(unknown)
-
-
-def test_a_training_without_success_starts_with_its_status(tmp_path: Path) -> None:
-    record = dataclasses.replace(RECORD, status="FAILED", reason="the loss is not finite", steps_done=1)
-    training = training_facts.read(write_run(tmp_path, record))
-    assert sentences.headline(training).endswith(": FAILED after 1 of 2 steps: the loss is not finite")
+    failed = dataclasses.replace(RECORD, status="FAILED", reason="the loss is not finite", steps_done=1)
+    headline = sentences.headline(dataclasses.replace(training, record=failed))
+    assert headline.endswith(": FAILED after 1 of 2 steps: the loss is not finite")
 
 
 def test_without_a_price_the_headline_has_only_the_time(tmp_path: Path) -> None:
