@@ -20,7 +20,6 @@ from remote.hosts.pods.kubectl import Kubectl
 from remote.hosts.pods.pod_index import PodIndex
 from remote.jobs.job import Agent, Job, JobSpec, JobState, slot_path
 from tests.support.hosts.local_fleet import wait_for
-from tests.support.kubernetes import Cluster
 from tests.support.thorough import only_thorough
 from tests.system.cluster.conftest import DIGEST, NODES, PASSWORD, Operator
 
@@ -33,11 +32,11 @@ def test_a_deployment_comes_up_and_a_second_one_only_reads(operator: Operator) -
     assert len({pod["spec"]["nodeName"] for pod in pods}) == 2, "one per node"
     assert {pod["spec"]["containers"][0]["image"] for pod in pods} == {operator.image}
 
-    assert operator.changes("deploy") == []
+    before = len(operator.cluster.requests())
+    operator.inv("deploy")
+    requests = operator.cluster.requests()[before:]
+    assert {request.split()[0] for request in requests if "dryRun=All" not in request} == {"GET"}
     assert [pod["metadata"]["uid"] for pod in operator.objects("pods")] == [pod["metadata"]["uid"] for pod in pods]
-    if isinstance(operator.cluster, Cluster):
-        requests = operator.requests_of("deploy")
-        assert {request.split()[0] for request in requests if "dryRun=All" not in request} == {"GET"}
 
 
 def test_every_task_prints_its_cluster_and_read_only_tasks_change_nothing(deployed: Operator) -> None:
@@ -54,8 +53,7 @@ def test_every_task_prints_its_cluster_and_read_only_tasks_change_nothing(deploy
     assert "logs: --tail: " in deployed.inv("logs", "--tail", "x", code=2)
     assert "'9'; choose bench-" in deployed.inv("logs", "--pod", "9", code=2)
     assert "exit 1" in deployed.inv("logs", "--pod", "0", "--previous", code=1)
-    assert deployed.changes("doctor", "--only", "cluster,pods") == []
-    output = deployed.inv("doctor", "--only", "cluster,pods")
+    output = deployed.inv_unchanged("doctor", "--only", "cluster,pods")
     assert "2 of 2 pods are up" in output
     assert "may run trials and deploy" in output
     assert "pull secret ocir-secret" in output
@@ -64,8 +62,7 @@ def test_every_task_prints_its_cluster_and_read_only_tasks_change_nothing(deploy
 def test_before_a_deployment_a_dry_run_prints_the_plan_and_every_task_names_the_command(
     operator: Operator,
 ) -> None:
-    assert operator.changes("deploy", "--dry-run") == []
-    assert "create     job/bench" in operator.inv("deploy", "--dry-run")
+    assert "create     job/bench" in operator.inv_unchanged("deploy", "--dry-run")
     assert operator.objects("jobs.batch") == []
     assert f"{len(NODES)} nodes qualify, 2 are needed" in operator.inv("nodes")
     assert "`inv deploy`" in operator.inv("status", code=1)
@@ -147,8 +144,7 @@ def test_the_password_is_in_the_secret_and_nowhere_else(operator: Operator, tmp_
     assert (login["username"], login["password"]) == (operator.registry_user, password)
     forms = [password, config, login["auth"], json.dumps(password)[1:-1]]
     files = [path.read_text(errors="replace") for path in operator.project.rglob("*") if path.is_file()]
-    requests = operator.cluster.requests() if isinstance(operator.cluster, Cluster) else []
-    everything = [output, seen.read_text(errors="replace"), json.dumps(secret), *files, *requests]
+    everything = [output, seen.read_text(errors="replace"), json.dumps(secret), *files, *operator.cluster.requests()]
     assert "kubectl\0" in everything[1], "the spy saw kubectl"
     assert [form for form in forms for text in everything if form in text] == []
     assert "last-applied" not in json.dumps(secret)
@@ -168,7 +164,7 @@ def test_an_existing_namespace_keeps_its_labels(operator: Operator) -> None:
     assert f"leave      namespace/{operator.namespace}" in output
     (namespace,) = (n for n in operator.cluster.objects("namespaces") if n["metadata"]["name"] == operator.namespace)
     assert "pod-security.kubernetes.io/enforce" not in namespace["metadata"]["labels"]
-    assert operator.changes("deploy") == []
+    operator.inv_unchanged("deploy")
 
 
 def test_the_pushed_image_is_read_from_its_file(operator: Operator) -> None:
