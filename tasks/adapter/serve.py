@@ -37,7 +37,7 @@ from tasks.adapter.artifact import VOLUME, TrainedAdapter, open_training
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command
 from tasks.cli.waiting import Wait
-from tasks.clients.pod_check import PodCheck, run_pod_check
+from tasks.clients.pod_check import run_pod_check
 from tasks.clients.target_cluster import open_cluster, place_pods
 from tasks.clients.workers import component_hosts
 from tasks.cluster import deploy
@@ -48,8 +48,8 @@ from tasks.settings.layers import Settings, load
 CLUSTER_URL = "cluster"  # stands for the server that `inv serve` deployed
 KEY_SECRET, SERVE_FOLDER = "serve-key", "/scratch/serve"
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 512)  # the values of --max-lora-rank
-_DELETE_TIMEOUT_SEC, _PROBE_TIMEOUT_SEC, _CHECK_TIMEOUT_SEC = 120.0, 30.0, 120.0
-CHECK_POD, VERSIONS_PROGRAM = "serve-check", "remote.agent.pods.server_software"
+_DELETE_TIMEOUT_SEC, _PROBE_TIMEOUT_SEC = 120.0, 30.0
+VERSIONS_PROGRAM = "remote.agent.pods.server_software"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -272,21 +272,14 @@ class NF4Check:
         if not self._is_due:
             return
         self._is_due = False
-        check = PodCheck(
-            name=CHECK_POD,
-            image=self._image.reference,
-            command=["python3", "-B", "-c", read_source(VERSIONS_PROGRAM)],
-            cpu="100m",
-            memory="256Mi",
-            timeout_sec=_CHECK_TIMEOUT_SEC,
-            retry_command=self._retry_command,
-        )
+        placement, image = place_pods(self._section, cluster.provider, overlay=SERVE), self._image.reference
+        command = ["python3", "-B", "-c", read_source(VERSIONS_PROGRAM)]
         try:
-            _, text = run_pod_check(place_pods(self._section, cluster.provider, overlay=SERVE), cluster, check)
+            text = run_pod_check(placement, cluster, image, command, self._retry_command)
         except Forbidden as error:
             print(f"the version of vLLM in serve.image cannot be checked: {escape_controls(str(error))}", flush=True)
             return
-        require_nf4(text, self._image.reference, self._merge_command)
+        require_nf4(text, image, self._merge_command)
 
 
 def require_nf4(text: str, image: str, merge_command: str) -> None:

@@ -1,7 +1,6 @@
 """A check that runs once in a pod of its own on a GPU node, without a GPU, and is read from the pod's log."""
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT, GPU_PRODUCT_LABEL, INSTANCE_TYPE_LABEL
@@ -11,39 +10,31 @@ from tasks.cli.waiting import Wait
 from tasks.clients.target_cluster import PodPlacement
 from tasks.errors import RetryableError, TaskFailed, escape_controls
 
-DELETE_TIMEOUT_SEC = 60.0
+NAME, CPU, MEMORY = "serve-check", "100m", "256Mi"
+TIMEOUT_SEC, DELETE_TIMEOUT_SEC = 120.0, 60.0
 _POLL_INTERVAL_SEC = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class PodCheck:
-    """A pod that ends after its check: its image and program, its share of a node, and the limit of its run."""
+def run_pod_check(placement: PodPlacement, cluster: Cluster, image: str, command: list[str], retry_command: str) -> str:
+    """Run the command in a pod of this image until it ends, and delete the pod. Returns its log.
 
-    name: str
-    image: str
-    command: list[str]
-    cpu: str
-    memory: str
-    timeout_sec: float
-    retry_command: str
-
-
-def run_pod_check(placement: PodPlacement, cluster: Cluster, check: PodCheck) -> tuple[str, str]:
-    """Run the pod until it ends, and delete it. Returns its node and its log. Raises a task's errors."""
+    Raises a task's errors.
+    """
     secret = placement.pull_secret
-    pod = pod_manifest(check, placement, has_secret=secret is not None and cluster.has_secret(secret))
+    has_secret = secret is not None and cluster.has_secret(secret)
+    pod = pod_manifest(image, command, placement, has_secret=has_secret)
     cluster.delete([pod], wait_sec=DELETE_TIMEOUT_SEC)  # left behind by a killed check
     cluster.apply([pod])
-    print(f"pod {check.name} checks {check.image}", flush=True)
+    print(f"pod {NAME} checks {image}", flush=True)
     try:
-        with Wait(f"pod {check.name}") as line:
-            node = _wait_until_ended(cluster, placement.section.ready_timeout_sec, check, line)
-        return node, cluster.logs(check.name)
+        with Wait(f"pod {NAME}") as line:
+            _wait_until_ended(cluster, placement.section.ready_timeout_sec, retry_command, line)
+        return cluster.logs(NAME)
     finally:
         cluster.delete([pod], wait_sec=DELETE_TIMEOUT_SEC)
 
 
-def pod_manifest(check: PodCheck, placement: PodPlacement, *, has_secret: bool) -> dict[str, Any]:
+def pod_manifest(image: str, command: list[str], placement: PodPlacement, *, has_secret: bool) -> dict[str, Any]:
     """Build the pod: this share of a node, no volume except /tmp, killed at its deadline."""
     section = placement.section
     product = None if section.gpu == ANY_PRODUCT else section.gpu
@@ -51,8 +42,8 @@ def pod_manifest(check: PodCheck, placement: PodPlacement, *, has_secret: bool) 
     node_selector = {name: value for name, value in labels.items() if value is not None}
     container = {
         "name": "check",
-        "image": check.image,
-        "command": check.command,
+        "image": image,
+        "command": command,
         "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - inside the pod
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -60,9 +51,9 @@ def pod_manifest(check: PodCheck, placement: PodPlacement, *, has_secret: bool) 
             "capabilities": {"drop": ["ALL"]},
         },
         "resources": {
-            "requests": {"cpu": check.cpu, "memory": check.memory},
+            "requests": {"cpu": CPU, "memory": MEMORY},
             "limits": {
-                "memory": check.memory,
+                "memory": MEMORY,
                 **({} if section.cpu_limit is None else {"cpu": section.cpu_limit}),
             },
         },
@@ -70,7 +61,7 @@ def pod_manifest(check: PodCheck, placement: PodPlacement, *, has_secret: bool) 
     }
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": round(section.ready_timeout_sec + check.timeout_sec),
+        "activeDeadlineSeconds": round(section.ready_timeout_sec + TIMEOUT_SEC),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 5,
@@ -87,24 +78,24 @@ def pod_manifest(check: PodCheck, placement: PodPlacement, *, has_secret: bool) 
     }
     if has_secret:
         spec["imagePullSecrets"] = [{"name": placement.pull_secret}]
-    metadata = {"name": check.name, "namespace": section.namespace}
+    metadata = {"name": NAME, "namespace": section.namespace}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def _wait_until_ended(cluster: Cluster, ready_timeout_sec: float, check: PodCheck, line: Wait) -> str:
-    """Wait until the pod has ended and return its node. Raises a task's errors."""
+def _wait_until_ended(cluster: Cluster, ready_timeout_sec: float, retry_command: str, line: Wait) -> None:
+    """Wait until the pod has ended. Raises a task's errors."""
     started_at, first_seen = time.monotonic(), dict[str, float]()
     limit = ready_timeout_sec
     while True:
-        pod = cluster.pod(check.name)
+        pod = cluster.pod(NAME)
         if pod is None:
-            raise TaskFailed(f"pod {check.name} was deleted", remedy=f"rerun `{check.retry_command}`")
+            raise TaskFailed(f"pod {NAME} was deleted", remedy=f"rerun `{retry_command}`")
         phase, now = pod.get("status", {}).get("phase"), time.monotonic()
-        line.set_text(f"pod {check.name}: {phase}")
+        line.set_text(f"pod {NAME}: {phase}")
         if phase in ("Succeeded", "Failed"):
-            return str(pod["spec"].get("nodeName", "?"))
+            return
         if phase == "Running":
-            limit = ready_timeout_sec + check.timeout_sec
+            limit = ready_timeout_sec + TIMEOUT_SEC
         else:
             for finding in diagnose_pod(pod, cluster.events(), cluster.provider)[:1]:
                 if str(finding) not in first_seen:
@@ -115,6 +106,6 @@ def _wait_until_ended(cluster: Cluster, ready_timeout_sec: float, check: PodChec
         if now - started_at > limit:
             reason = next(reversed(first_seen), "it did not end")
             raise RetryableError(
-                f"pod {check.name}: not done after {limit:.0f} s: {reason}", remedy=f"rerun `{check.retry_command}`"
+                f"pod {NAME}: not done after {limit:.0f} s: {reason}", remedy=f"rerun `{retry_command}`"
             )
         time.sleep(_POLL_INTERVAL_SEC)

@@ -13,7 +13,7 @@ from remote.providers import GENERIC
 from remote.serving import ServerSoftware
 from tasks.adapter import serve
 from tasks.adapter.serve import NF4Check, require_nf4
-from tasks.clients.pod_check import PodCheck, pod_manifest
+from tasks.clients.pod_check import pod_manifest
 from tasks.clients.target_cluster import place_pods
 from tasks.errors import UsageError
 from tests.support.cases import Case, load_cases
@@ -71,7 +71,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Record each run of the check's pod, whose image has vLLM 0.32 without the plugin."""
     recorded: list[object] = []
     text = json.dumps({"vllm": "0.32.0", PLUGIN: None, BITSANDBYTES: "0.50.2"})
-    monkeypatch.setattr(serve, "run_pod_check", lambda *arguments: recorded.append(arguments[-1]) or ("n", text))
+    monkeypatch.setattr(serve, "run_pod_check", lambda *arguments: recorded.append(arguments[-1]) or text)
     return recorded
 
 
@@ -110,12 +110,9 @@ def test_without_the_right_to_start_pods_the_server_is_deployed_unchecked(
 
 
 def test_a_checking_pod_takes_no_gpu() -> None:
-    check = PodCheck(
-        name="check", image="i", command=["true"], cpu="100m", memory="256Mi", timeout_sec=0.4, retry_command=""
-    )
     section = ClusterSection(namespace="team", instance_type="GPU", cpu="100m", cpu_limit="1", ready_timeout_sec=60.0)
-    pod = pod_manifest(check, place_pods(section, GENERIC), has_secret=True)
+    pod = pod_manifest("i", ["true"], place_pods(section, GENERIC), has_secret=True)
     (container,) = pod["spec"]["containers"]
     assert container["resources"]["limits"] == {"cpu": "1", "memory": "256Mi"}
     assert container["command"] == ["true"], "the image's entrypoint is replaced"
-    assert pod["spec"]["activeDeadlineSeconds"] == 60
+    assert pod["spec"]["activeDeadlineSeconds"] == 180
