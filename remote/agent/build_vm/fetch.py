@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from remote.agent.build_vm.job import JobLog, read_secret, report_progress, wrap_os_errors
-from remote.agent.build_vm.model_sources import Source, create_source
+from remote.agent.build_vm.model_sources import CacheSource, HubSource, create_source
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.files import CHUNK_BYTES, write_atomic
 from remote.agent.shared.model_files import Entry, is_plain_name, select_files
@@ -81,7 +81,7 @@ def _manifest_facts(manifest: dict[str, Any], fetched_bytes: int, verified_again
 
 
 def _fetch_all(
-    job_log: JobLog, folder: Path, source: Source, job: dict[str, Any], previous: dict[str, Any] | None
+    job_log: JobLog, folder: Path, source: HubSource | CacheSource, job: dict[str, Any], previous: dict[str, Any] | None
 ) -> tuple[int, dict[str, Any]]:
     revision, listed = source.list_files()
     if not _COMMIT.match(revision):
@@ -150,7 +150,7 @@ def _check_free_space(folder: Path, entries: list[Entry]) -> None:
         )
 
 
-def _fetch_file(job_log: JobLog, folder: Path, source: Source, entry: Entry) -> tuple[int, str]:
+def _fetch_file(job_log: JobLog, folder: Path, source: HubSource | CacheSource, entry: Entry) -> tuple[int, str]:
     """Fetch and verify one file. Returns the bytes fetched and its sha256. Raises VmAgentError."""
     path = folder / entry["path"]
     for attempt in (1, 2):

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, cast
 
 from remote.agent.build_vm.client import MAX_OUTPUT_BYTES, STALL_TIMEOUT_SEC, run_logged
 from remote.agent.build_vm.job import PROGRESS_INTERVAL_SEC, JobLog, report_progress
@@ -26,18 +26,8 @@ from remote.agent.shared.registry_api import is_loopback_http
 _FIRST_WAIT_SEC = 1.0
 
 
-class Source(Protocol):
-    """Interface of a source: list a model's commit and files, and copy a file into a folder.
-
-    Both methods raise VmAgentError.
-    """
-
-    def list_files(self) -> tuple[str, list[Entry]]: ...
-
-    def fetch(self, entry: Entry, folder: Path) -> None: ...
-
-
-def create_source(job_log: JobLog, job: dict[str, Any], token: str | None) -> Source:
+def create_source(job_log: JobLog, job: dict[str, Any], token: str | None) -> HubSource | CacheSource:
+    """Create the source of a model. Its methods list a commit's files and copy one; both raise VmAgentError."""
     if job["cache"] is None:
         return HubSource(job_log, job, token)
     return CacheSource(Path(job["cache"]), job["model"], job["revision"])

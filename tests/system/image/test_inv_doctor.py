@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.machines.build_vm import PASSWORD, REGISTRY_USER, BuildVm
+from tests.support.machines.build_vm import NAMESPACE, PASSWORD, REGISTRY, REGISTRY_USER, BuildVm
 from tests.support.machines.network import USER
 
 pytestmark = pytest.mark.timeout(600)
@@ -16,7 +16,8 @@ pytestmark = pytest.mark.timeout(600)
 
 def run_doctor(build_vm: BuildVm, code: int) -> dict[str, dict[str, Any]]:
     """Run `inv doctor` and return the last result of each check."""
-    done = build_vm.inv("doctor", "--only", "machine,settings,vm,registry", "--json", code=code)
+    image = f"{REGISTRY}/{NAMESPACE}/qlora-fleet:never-pushed"
+    done = build_vm.inv("doctor", "--only", "machine,settings,vm,registry", "--json", code=code, REGISTRY_IMAGE=image)
     return {f"{result['subject']} {result['check']}": result for result in json.loads(done.stdout)["answers"]}
 
 

@@ -63,6 +63,7 @@ def private_file(path: Path, content: bytes) -> None:
         (lambda path: path.mkdir(mode=0o700), "folder"),
         (lambda path: path.symlink_to("/dev/zero"), "device"),
         (lambda path: private_file(path, b"a" * (1 << 20 | 1)), "1,048,576 bytes"),
+        (lambda path: private_file(path, b"\xff"), "UTF-8"),
     ],
 )
 def test_an_unusable_password_file_is_named(make: Callable[[Path], object], problem: str, tmp_path: Path) -> None:
@@ -178,20 +179,3 @@ def test_unusable_input_on_the_terminal_is_one_line(
 def test_the_home_of_an_unknown_user_is_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"password_file: .*/~\.config/token: .*No such file"):
         password(tmp_path, "~.config/token")
-
-
-@pytest.mark.parametrize(
-    ("make", "problem"),
-    [
-        (lambda path: os.mkfifo(path, 0o600), "pipe"),
-        (lambda path: path.symlink_to("/dev/zero"), "device"),
-        (lambda path: path.write_bytes(b"a" * (1 << 20 | 1)), "1,048,576 bytes"),
-        (lambda path: path.write_bytes(b"\xff"), "UTF-8"),
-    ],
-)
-def test_a_file_that_is_no_text_of_a_megabyte_is_refused(
-    make: Callable[[Path], object], problem: str, tmp_path: Path
-) -> None:
-    make(tmp_path / "key")
-    with pytest.raises(UsageError, match=rf"^--key-file: .*key: .*{problem}"):
-        read_secret(Settings(root=tmp_path), "--key-file", "key")
