@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Self
 
 from rich.console import Console, RenderableType
+from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.text import Text
 
@@ -53,6 +54,8 @@ class View:
         self._print(self.summary())
 
     def __enter__(self) -> Self:
+        if isinstance(sys.stdout, FileProxy):  # another view draws on this terminal, and this one only prints
+            return self
         if self._is_plain:
             threading.Thread(target=self._beat, daemon=True, name="pulse").start()
             return self

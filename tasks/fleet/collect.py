@@ -55,6 +55,7 @@ from tasks.fleet.pending_results import incomplete_runs, missing_reason
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
 from tasks.fleet.training_job import TrainingJob, open_job, release_pod, sync_ledger
 from tasks.settings.layers import Settings, load
+from tasks.settings.sources import display_path
 
 CHECKSUMMED_FOLDERS = (TRIALS_FOLDER, ADAPTER_FOLDER)
 
@@ -348,7 +349,7 @@ def _report_outcome(
     fetched, present = sum(trial.fetched for trial in collected), sum(trial.present for trial in collected)
     size = format_size(sum(trial.byte_count for trial in collected))
     files = formatting.count(fetched, "file")
-    print(f"run {run.run_id}: fetched {files} ({size}), {present} already present, in {folder}")
+    print(f"run {run.run_id}: fetched {files} ({size}), {present} already present, in {display_path(folder)}")
     missing = [trial for trial in collected if trial.missing_reason is not None]
     for trial in missing:
         print(f"missing: {trial.trial_id}: {trial.missing_reason}")
@@ -409,6 +410,7 @@ def install(run: RunRecord, folder: Path) -> str | None:
     shutil.copytree(source, partial)
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
-    line = f"{target}: the adapter of step {record.adapter_step:,}, sha256 {record.adapter_sha256[:12]}, verified"
+    name, sha256 = f"the adapter of step {record.adapter_step:,}", record.adapter_sha256[:12]
+    line = f"{display_path(target)}: {name}, sha256 {sha256}, verified"
     scored = sentences.score_outcome(record)
     return line if scored is None else f"{line}\n{scored}"

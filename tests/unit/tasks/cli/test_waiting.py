@@ -1,6 +1,7 @@
 """The line of a wait: nothing for a short one, then the elapsed time; without a terminal a line after a silence."""
 
 import io
+import sys
 import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -58,6 +59,16 @@ def test_a_short_wait_prints_no_text(is_terminal: bool) -> None:
     with scene.wait(is_terminal=is_terminal):
         pass
     assert "fetching" not in scene.out.getvalue()
+
+
+def test_a_wait_within_another_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, out = Scene(), io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    console = Console(file=out, force_terminal=True)
+    with Wait("outer", console), scene.wait(is_terminal=True):
+        assert sys.stdout is not out
+    assert scene.out.getvalue() == ""
 
 
 def test_a_program_ends_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
