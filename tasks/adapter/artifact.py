@@ -18,7 +18,7 @@ from bench.records.training import TrainingRecord
 from remote.jobs.job import Agent
 from remote.jobs.transfer import push
 from tasks.clients.worker_queries import translate_host_errors
-from tasks.clients.workers import fleet_hosts, run_adapter_command
+from tasks.clients.workers import bench_program, fleet_hosts
 from tasks.errors import ConfirmationRequired, UsageError, escape_controls, translate_errors
 from tasks.fleet.collect import WEIGHTS_FILE
 from tasks.fleet.run_store import TRAIN, newest_run, open_run, refuse_unended
@@ -131,12 +131,12 @@ def run_on_worker(
     on_line: Callable[[str], None] = print_line,
 ) -> Mapping[str, Any]:
     """Run a command on the first worker with the adapter, and return its result. Raises task errors."""
-    host = fleet_hosts(settings)[0]
-    refuse_busy_workers(settings, [host])
+    host, program = fleet_hosts(settings)[0], bench_program(settings)
+    refuse_busy_workers(settings.results_folder, program, [host])
     adapter_folder = str(trained.adapter)
     with translate_host_errors():
         if not settings.connector.is_local:
             adapter_folder = f"{host.workdir}/adapters/{trained.record.adapter_sha256}"
             push(Agent(host), trained.adapter, adapter_folder)
         full_request = {"adapter": adapter_folder, "model_sha256": trained.model_sha256, **request}
-        return run_adapter_command(settings, host, command_name, full_request, on_line)
+        return program.run_adapter(host, command_name, full_request, on_line)

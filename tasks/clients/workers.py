@@ -177,11 +177,18 @@ def cluster_location(settings: Settings) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchProgram:
-    """`python -m bench` on the workers: its folder and threads there, and the folder that all workers share."""
+    """`python -m bench` on the workers: its folder and threads there, the folder that all share, and its inputs.
+
+    `profile` is None over pods, which have their node's GPU. A worker may be silent for `lost_after_sec`.
+    """
 
     workspace: str
     threads: int
     shared: str | None
+    model: str
+    data: str
+    profile: str | None
+    lost_after_sec: float
 
     def command(self, host: Host, *arguments: str) -> Command:
         """Return a command of the program."""
@@ -216,113 +223,110 @@ class BenchProgram:
         trial_folder = shared_output_folder(self.shared, run.run_id, planned.trial_id, attempt)
         return with_shared_output(command, host, trial_folder, folder)
 
+    def training_command(self, host: Host, spec_json: str) -> Command:
+        """Return the command that runs a training on one host until its end."""
+        command = self.command(host, "train")
+        return replace(command, environment={**command.environment, JOB_SPEC_VARIABLE: spec_json})
+
+    def inspect(self, hosts: Sequence[Host], trials: Sequence[Trial] = ()) -> Mapping[str, Any]:
+        """Check model and data, also those of `trials`, on all hosts. Returns the report of `python -m bench inspect`.
+
+        Raises UsageError with the first error, ConfirmationRequired if hosts have different files, and the errors of
+        `query_all`.
+        """
+        if self.profile is not None and not Path(self.workspace).is_dir():
+            raise UsageError(
+                f"fleet.workspace: {self.workspace}: no such folder",
+                remedy="name another, or null for the project's own",
+            )
+        profile = () if self.profile is None else ("--profile", self.profile)
+        arguments, stdin = ("inspect", *self._input_flags(), *profile, "--trials", "-"), _trials_json(trials)
+        query = lambda host: _run_for_json(host, self.command(host, *arguments), stdin)  # noqa: E731
+        first, *others = query_all(hosts, query, self.lost_after_sec, activity=_CHECK)
+        for host, inputs in zip(hosts[1:], others, strict=True):
+            for name in ("model", "data"):
+                if inputs[name]["sha256"] != first[name]["sha256"]:
+                    raise ConfirmationRequired(
+                        f"{host.name} and {hosts[0].name} have different files at {name}.path: {first[name]['path']}",
+                        remedy="copy the same files to all workers, then rerun the command: "
+                        "otherwise results are not comparable",
+                    )
+        return first
+
+    def survey(self, host: Host, trials: Sequence[Trial]) -> Mapping[str, Any]:
+        """Return `python -m bench survey`'s report on GPU, data and trials. Raises like `inspect`."""
+        command = self.command(host, "survey", *self._input_flags(), "--trials", "-")
+        query = lambda host: _run_for_json(host, command, _trials_json(trials))  # noqa: E731
+        return query_all([host], query, self.lost_after_sec, activity=_CHECK)[0]
+
+    def forecast(self, hosts: Sequence[Host], trial: Trial) -> list[Mapping[str, Any]]:
+        """Return the report of `python -m bench forecast` on a training for each host. Raises like `inspect`."""
+
+        def forecast_on(host: Host) -> Mapping[str, Any]:
+            command = self.command(host, "forecast", "--trial", "-", "--cache", f"{host.workdir}/examples")
+            return _run_for_json(host, command, trial.to_text().encode())
+
+        return query_all(hosts, forecast_on, self.lost_after_sec, activity=_CHECK)
+
+    def sample(self, host: Host) -> Mapping[str, Any]:
+        """Return the state of the host's GPUs now, as reported by `python -m bench sample`. Raises HostError."""
+        command = self.command(host, "sample")
+        completed = check(host, command, host.run(command, timeout_sec=_SAMPLE_TIMEOUT_SEC))
+        return _parse_document(host, command, completed)
+
+    def run_adapter(
+        self, host: Host, command_name: str, request: Mapping[str, Any], on_line: Callable[[str], None]
+    ) -> Mapping[str, Any]:
+        """Run `python -m bench adapter COMMAND_NAME` and return its result; `on_line` gets each line as it arrives.
+
+        Raises UsageError and ConfirmationRequired with its error line, RetryableError on a full disk, and HostError.
+        """
+        command = self.command(host, "adapter", command_name, "--cache", f"{host.workdir}/examples")
+        results: list[Mapping[str, Any]] = []
+        buffer, last_document = bytearray(), b""
+
+        def parse(chunk: bytes) -> None:
+            nonlocal last_document
+            buffer.extend(chunk)
+            *lines, last = bytes(buffer).split(b"\n")
+            buffer[:] = last
+            for line in lines:
+                try:
+                    document = schema.parse_object(line) if line.startswith(b"{") else {}
+                except ValueError:  # other output of the process
+                    continue
+                last_document = line
+                if "say" in document:
+                    on_line(str(document["say"]))
+                if "found" in document:
+                    results.append(document["found"])
+
+        stdin = json.dumps(request).encode()
+        completed = host.run(command, stdin=stdin, on_stdout=parse, timeout_sec=_ADAPTER_TIMEOUT_SEC)
+        if completed.exit_code == ExitCode.NOT_WRITTEN:
+            raise RetryableError(f"{host.name}: {_last_line(completed)}", remedy="free space there, then rerun")
+        if completed.exit_code != 0:
+            raise _to_error(host, command, completed, last_document)
+        if not results:  # a transport that loses a stream may still report success
+            raise HostUnreachable(f"{host.name}: output of {command.render()} is truncated")
+        return results[-1]
+
+    def _input_flags(self) -> tuple[str, ...]:
+        return ("--model", self.model, "--data", self.data)
+
 
 def bench_program(settings: Settings) -> BenchProgram:
     """Return the program on the fleet's workers."""
-    fleet, workspace = settings.fleet, str(settings.workspace)
-    threads = fleet.pods.threads if settings.connector.is_cluster else fleet.local.threads
-    return BenchProgram(workspace=workspace, threads=threads, shared=settings.shared_results)
-
-
-def training_command(settings: Settings, host: Host, spec_json: str) -> Command:
-    """Return the command that runs a training on one host until its end."""
-    command = bench_program(settings).command(host, "train")
-    return replace(command, environment={**command.environment, JOB_SPEC_VARIABLE: spec_json})
-
-
-def inspect(settings: Settings, hosts: Sequence[Host], trials: Sequence[Trial] = ()) -> Mapping[str, Any]:
-    """Check model and data, also those of `trials`, on all hosts. Returns the report of `python -m bench inspect`.
-
-    Raises UsageError with the first error, ConfirmationRequired if hosts have different files, and the errors of
-    `query_all`.
-    """
-    is_local = settings.connector.is_local
-    if is_local and not settings.workspace.is_dir():
-        raise UsageError(
-            f"fleet.workspace: {settings.workspace}: no such folder",
-            remedy="name another, or null for the project's own",
-        )
-    # Omitted for pods: they have their node's GPU.
-    profile = ("--profile", settings.bench.profile) if is_local else ()
-    arguments, stdin = ("inspect", *_input_flags(settings), *profile, "--trials", "-"), _trials_json(trials)
-
-    def inspect_host(host: Host) -> Mapping[str, Any]:
-        return _run_for_json(host, bench_program(settings).command(host, *arguments), stdin)
-
-    first, *others = query_all(hosts, inspect_host, settings.fleet.lost_after_sec, activity=_CHECK)
-    for host, inputs in zip(hosts[1:], others, strict=True):
-        for name in ("model", "data"):
-            if inputs[name]["sha256"] != first[name]["sha256"]:
-                raise ConfirmationRequired(
-                    f"{host.name} and {hosts[0].name} have different files at {name}.path: {first[name]['path']}",
-                    remedy="copy the same files to all workers, then rerun the command: "
-                    "otherwise results are not comparable",
-                )
-    return first
-
-
-def survey(settings: Settings, host: Host, trials: Sequence[Trial]) -> Mapping[str, Any]:
-    """Return `python -m bench survey`'s report on the host's GPU, the data and the trials. Raises like `inspect`."""
-    command = bench_program(settings).command(host, "survey", *_input_flags(settings), "--trials", "-")
-    query = lambda host: _run_for_json(host, command, _trials_json(trials))  # noqa: E731
-    return query_all([host], query, settings.fleet.lost_after_sec, activity=_CHECK)[0]
-
-
-def forecast(settings: Settings, hosts: Sequence[Host], trial: Trial) -> list[Mapping[str, Any]]:
-    """Return the report of `python -m bench forecast` on a training for each host. Raises like `inspect`."""
-
-    def forecast_on(host: Host) -> Mapping[str, Any]:
-        command = bench_program(settings).command(
-            host, "forecast", "--trial", "-", "--cache", f"{host.workdir}/examples"
-        )
-        return _run_for_json(host, command, trial.to_text().encode())
-
-    return query_all(hosts, forecast_on, settings.fleet.lost_after_sec, activity=_CHECK)
-
-
-def run_adapter_command(
-    settings: Settings, host: Host, command_name: str, request: Mapping[str, Any], on_line: Callable[[str], None]
-) -> Mapping[str, Any]:
-    """Run `python -m bench adapter COMMAND_NAME` and return its result; `on_line` gets each line as it arrives.
-
-    Raises UsageError and ConfirmationRequired with its error line, RetryableError on a full disk, and HostError.
-    """
-    command = bench_program(settings).command(host, "adapter", command_name, "--cache", f"{host.workdir}/examples")
-    results: list[Mapping[str, Any]] = []
-    buffer, last_document = bytearray(), b""
-
-    def parse(chunk: bytes) -> None:
-        nonlocal last_document
-        buffer.extend(chunk)
-        *lines, last = bytes(buffer).split(b"\n")
-        buffer[:] = last
-        for line in lines:
-            try:
-                document = schema.parse_object(line) if line.startswith(b"{") else {}
-            except ValueError:  # other output of the process
-                continue
-            last_document = line
-            if "say" in document:
-                on_line(str(document["say"]))
-            if "found" in document:
-                results.append(document["found"])
-
-    stdin = json.dumps(request).encode()
-    completed = host.run(command, stdin=stdin, on_stdout=parse, timeout_sec=_ADAPTER_TIMEOUT_SEC)
-    if completed.exit_code == ExitCode.NOT_WRITTEN:
-        raise RetryableError(f"{host.name}: {_last_line(completed)}", remedy="free space there, then rerun to resume")
-    if completed.exit_code != 0:
-        raise _to_error(host, command, completed, last_document)
-    if not results:  # a transport that loses a stream may still report success
-        raise HostUnreachable(f"{host.name}: output of {command.render()} is truncated")
-    return results[-1]
-
-
-def sample(settings: Settings, host: Host) -> Mapping[str, Any]:
-    """Return the current state of the host's GPUs, as reported by `python -m bench sample`. Raises HostError."""
-    command = bench_program(settings).command(host, "sample")
-    completed = check(host, command, host.run(command, timeout_sec=_SAMPLE_TIMEOUT_SEC))
-    return _parse_document(host, command, completed)
+    fleet, connector = settings.fleet, settings.connector
+    return BenchProgram(
+        workspace=str(settings.workspace),
+        threads=fleet.pods.threads if connector.is_cluster else fleet.local.threads,
+        shared=settings.shared_results,
+        model=settings.model.path,
+        data=settings.data.path,
+        profile=settings.bench.profile if connector.is_local else None,
+        lost_after_sec=fleet.lost_after_sec,
+    )
 
 
 def _parse_document(host: Host, command: Command, completed: Completed) -> dict[str, Any]:
@@ -333,10 +337,6 @@ def _parse_document(host: Host, command: Command, completed: Completed) -> dict[
 
 def _trials_json(trials: Sequence[Trial]) -> bytes:
     return json.dumps([trial.to_json() for trial in trials]).encode()
-
-
-def _input_flags(settings: Settings) -> tuple[str, ...]:
-    return ("--model", settings.model.path, "--data", settings.data.path)
 
 
 def _run_for_json(host: Host, command: Command, stdin: bytes | None = None) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import load_target, refuse_several
 from tasks.cli.lock import acquire_lock, acquire_lock_to_cancel
 from tasks.cli.terminal import console, plain_table
-from tasks.clients.workers import fleet_hosts, inspect, run_hosts
+from tasks.clients.workers import bench_program, fleet_hosts, run_hosts
 from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
 from tasks.fleet import plan, runner
@@ -41,7 +41,7 @@ def run_bench(context: Context, options: BenchOptions) -> CommandResult | None:
 def _start(settings: Settings, options: BenchOptions) -> CommandResult | None:
     hosts = fleet_hosts(settings)[: _worker_count(settings, options.workers)]
     request = _read_request(settings, options, [host.name for host in hosts])
-    inputs = inspect(settings, hosts, request.trials)
+    inputs = bench_program(settings).inspect(hosts, request.trials)
     request = dataclasses.replace(request, trials=plan.with_derived(request.trials, inputs))
     run = plan.plan_run(settings, request, inputs)
     fleet_plan = plan.plan_fleet(settings, run, settings.results_folder / run.run_id, hosts)
@@ -50,7 +50,7 @@ def _start(settings: Settings, options: BenchOptions) -> CommandResult | None:
     if options.dry_run:
         return _show_plan(fleet_plan, request.repeats)
     with acquire_lock(settings.results_folder, f"bench (run {run.run_id})", follows=run.run_id):
-        runner.refuse_busy_workers(settings, hosts)
+        runner.refuse_busy_workers(settings.results_folder, fleet_plan.program, hosts)
         run = runner.write_plan(settings.results_folder, run)
         fleet_plan = dataclasses.replace(fleet_plan, run=run, folder=settings.results_folder / run.run_id)
         _run_and_compare(settings, fleet_plan, plain=options.plain, compares=request.quality)

@@ -85,7 +85,7 @@ def sample_worker(settings: Settings, followed: RunRecord | None, host: Host) ->
     """Sample one worker; if it does not answer, the sample has an `error`. `followed` is the training that it runs."""
     agent = Agent(host)
     try:
-        measured, job = workers.sample(settings, host), agent.holder(slot_path(host))
+        measured, job = workers.bench_program(settings).sample(host), agent.holder(slot_path(host))
         sample = WorkerSample(
             worker=host.name, gpus=measured["gpus"], load_average_1min=measured["load_average_1min"], job=job
         )

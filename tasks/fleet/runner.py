@@ -27,7 +27,7 @@ from tasks.cli.lock import is_cancel_requested, rename_followed
 from tasks.cli.log import open_run_log
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.worker_queries import query_all
-from tasks.clients.workers import PodDiagnosis, worker_groups
+from tasks.clients.workers import BenchProgram, PodDiagnosis, worker_groups
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, escape_controls, results_write_errors
 from tasks.fleet.live_display import FleetView
 from tasks.fleet.notify import notify_end
@@ -64,25 +64,25 @@ def act(plan: FleetPlan, *, plain: bool, retries_failures: bool = False, notifie
         report_outcome(run, ledger, interrupted=False)
 
 
-def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
+def refuse_busy_workers(results_folder: Path, program: BenchProgram, hosts: Sequence[Host]) -> None:
     """Raise RetryableError if a worker is busy with another run, abandoned or another operator's.
 
     Two runs on one worker would disturb each other's measurements. Two runs that start at the same time may both pass
     this check; their trials then take turns (`remote.fleet.retry_policy`).
     """
-    holders = query_all(hosts, lambda host: Agent(host).holder(slot_path(host)), settings.fleet.lost_after_sec)
+    holders = query_all(hosts, lambda host: Agent(host).holder(slot_path(host)), program.lost_after_sec)
     jobs = {host.name: Path(holder) for host, holder in zip(hosts, holders, strict=True) if holder is not None}
     if not jobs:
         return
     name, job = next(iter(jobs.items()))
     run_id, count = job.parent.name, f" ({len(jobs)} of {len(hosts)} workers are busy)" if len(jobs) > 1 else ""
     busy = f"{name} is still busy with {job.name} of run {run_id}{count}"
-    if (settings.results_folder / run_id / RUN_FILE).is_file():
+    if (results_folder / run_id / RUN_FILE).is_file():
         raise RetryableError(
             busy, remedy=f"`{resume_command(run_id)}` resumes it, `inv cancel --run={run_id}` stops it"
         )
     raise RetryableError(
-        f"{busy}, which is another operator's, as it is not in {settings.results_folder}",
+        f"{busy}, which is another operator's, as it is not in {results_folder}",
         remedy="watch it with `inv monitor`, and rerun the command when it has ended",
     )
 

@@ -31,7 +31,7 @@ from reports.statistics.per_config import measure
 from reports.statistics.per_process import CONFIDENCE, ProcessSteps
 from reports.summary.cost import Amount, Price
 from reports.training.training_facts import CHECKPOINTS, EVALUATIONS, SCORES, START, divide
-from tasks.clients.workers import forecast
+from tasks.clients.workers import bench_program
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.fleet.pricing import worker_price
 from tasks.fleet.run_store import newest_results, newest_trainings
@@ -146,7 +146,7 @@ def probe_workers(settings: Settings, hosts: Sequence[Host], trial: Trial) -> Pr
     if trial.training is not None:  # the workers say what there is; the caller compares it with the plan
         trial = dataclasses.replace(trial, training=dataclasses.replace(trial.training, input_digests={}))
     probed_hosts = hosts[:1] if settings.connector.is_local else hosts
-    first, *others = [_parse_probe(answer) for answer in forecast(settings, probed_hosts, trial)]
+    first, *others = [_parse_probe(answer) for answer in bench_program(settings).forecast(probed_hosts, trial)]
     first_host = probed_hosts[0]
     for host, other in zip(probed_hosts[1:], others, strict=True):
         if other.forecast.model_sha256 != first.forecast.model_sha256:

@@ -16,7 +16,7 @@ from remote.fleet.gang_agent import rank_environment
 from remote.jobs.job import HostBusy, JobSpec
 from tasks.cli.command_result import CommandResult
 from tasks.clients.worker_queries import translate_host_errors
-from tasks.clients.workers import training_command
+from tasks.clients.workers import bench_program
 from tasks.cluster import deploy
 from tasks.cluster.commands import DeployOptions
 from tasks.errors import RetryableError, UsageError
@@ -115,7 +115,7 @@ def _to_text(spec: TrainingJobSpec) -> str:
 def _start(settings: Settings, run: RunRecord, spec: TrainingJobSpec) -> None:
     """Start the training on its host, which has all ranks."""
     host_job, trial = HostJob(settings, run), spec.planned.trial
-    command = training_command(settings, host_job.hosts[0], _to_text(spec))
+    command = bench_program(settings).training_command(host_job.hosts[0], _to_text(spec))
     with translate_host_errors():
         try:
             host_job.job.start(JobSpec(command=command, deadline_sec=trial.deadline_sec * (1 + spec.max_restarts)))

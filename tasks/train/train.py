@@ -21,7 +21,7 @@ from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, print_path
 from tasks.clients.target_cluster import resolve_target
-from tasks.clients.workers import fleet_hosts, pod_hosts
+from tasks.clients.workers import bench_program, fleet_hosts, pod_hosts
 from tasks.cluster.commands import DeployOptions
 from tasks.commands import TrainOptions
 from tasks.errors import UsageError, escape_controls, file_errors
@@ -241,7 +241,7 @@ def _act(settings: Settings, request: TrainRequest, run: RunRecord, plan: TrainP
     """Submit the training and follow it."""
     with acquire_lock(settings.results_folder, f"train (run {run.run_id})", follows=run.run_id):
         if not request.is_over_pods:
-            runner.refuse_busy_workers(settings, request.hosts)
+            runner.refuse_busy_workers(settings.results_folder, bench_program(settings), request.hosts)
         init_adapter.send(request.adapter, request.job, request.hosts)
         for line in plan.lines:
             print(escape_controls(line))

@@ -36,7 +36,7 @@ from reports.summary.summarize import summarize
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, plain_table
-from tasks.clients.workers import fleet_hosts, inspect, survey
+from tasks.clients.workers import bench_program, fleet_hosts
 from tasks.errors import (
     ConfirmationRequired,
     Interrupted,
@@ -72,7 +72,7 @@ def tune_fleet(
             raise UsageError("tune: --resume uses the memory limit of the search", remedy="leave out --memory-gib")
         name = None if resume is True else resume  # type: ignore[comparison-overlap] # Invoke's bare optional value
         search, folder = find_search(settings, name)
-        check_same_inputs(search, survey(settings, hosts[0], [input_trial(settings)]))
+        check_same_inputs(search, bench_program(settings).survey(hosts[0], [input_trial(settings)]))
         if dry_run:
             with runner.ledger_errors(search):
                 unfinished = list(Ledger(folder / LEDGER_FILE).open_trials())
@@ -133,8 +133,8 @@ def plan(
     """
     bench, tune, train = settings.bench, settings.tune, settings.train
     inputs = input_trial(settings)
-    inspect(settings, hosts, [inputs])
-    observed = survey(settings, hosts[0], [inputs])
+    bench_program(settings).inspect(hosts, [inputs])
+    observed = bench_program(settings).survey(hosts[0], [inputs])
     longest = space.max_seq_len(observed["data"]["percentiles"], bench.profile, observed["model"]["positions"])
     targets = LORA_TARGETS[train.lora_targets]
     trials = space.trials(
@@ -149,7 +149,7 @@ def plan(
         seed=bench.seed,
         samples=observed["data"]["samples"],
     )
-    candidates = _predict(trials, survey(settings, hosts[0], trials))
+    candidates = _predict(trials, bench_program(settings).survey(hosts[0], trials))
     gpu = observed["gpu"] if bench.profile == "gpu" else None
     limit = _limit_bytes(limit_gib, gpu)
     _check_limit(candidates, limit)
@@ -336,9 +336,9 @@ def choose_finalists(settings: Settings, host: Host, search: RunRecord, measured
     for result in measured:
         by_precision.setdefault(result.trial.matmul, replace(result.trial, **steps))
     fastest = next(iter(by_precision.values()))
-    facts = survey(settings, host, [input_trial(settings)])
+    facts = bench_program(settings).survey(host, [input_trial(settings)])
     asked = [fastest, *space.baselines(fastest, facts["data"]["samples"])]
-    (candidate, *published) = _predict(asked, survey(settings, host, asked))
+    (candidate, *published) = _predict(asked, bench_program(settings).survey(host, asked))
     limit = search.provenance["inputs"]["limit_bytes"]
     fitting = (each.trial for each in published if space.fits(each.predicted.peak_bytes, limit))
     baseline = next(fitting, published[-1].trial)

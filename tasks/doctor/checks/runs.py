@@ -1,14 +1,16 @@
 """Checks of what trials read and left: model and data as the workers see them, and the newest run."""
 
 import contextlib
+from collections.abc import Sequence
 
 from bench.records.checksummed import ResultError
 from bench.records.paths import RUN_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from bench.records.units import format_gb
+from remote.hosts.host_protocol import Host
 from remote.hosts.local import LocalHost
-from tasks.clients.workers import inspect, pod_hosts
+from tasks.clients.workers import bench_program, pod_hosts
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
 from tasks.fleet.plan import input_trial
@@ -69,16 +71,17 @@ def run_results(run: RunInfo, command: str) -> CheckResult | list[CheckResult]:
 @MODEL_CHECKS.register("whole", "Does the first worker find model.path and data.path, and are they complete?")
 def whole(context: CheckContext) -> CheckResult:
     settings = context.settings
-    trial = input_trial(settings)
+    hosts: Sequence[Host]
     if settings.connector.is_local:
         folder = settings.resolve_path(settings.fleet.local.folder)
-        inputs = inspect(settings, [LocalHost(name="worker-0", workdir=str(folder / "worker-0"))], [trial])
+        hosts = [LocalHost(name="worker-0", workdir=str(folder / "worker-0"))]
     else:
         context.version.get_or_skip()
         cluster = context.cluster.get_or_skip()
         if not cluster.list_fleet_objects("Job"):
             raise Skipped("no pod is deployed")
-        inputs = inspect(settings, pod_hosts(cluster.target, settings.fleet.pods, 1), [trial])
+        hosts = pod_hosts(cluster.target, settings.fleet.pods, 1)
+    inputs = bench_program(settings).inspect(hosts, [input_trial(settings)])
     model, data = inputs["model"], inputs["data"]
     size = f"{model['parameters'] / 1e6:.0f} M parameters, {format_gb(model['bytes'], 2)}"
     return passed(f"{model['path']}: {size}, complete; {data['path']}: {data['samples']} samples")

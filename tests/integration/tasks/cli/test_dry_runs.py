@@ -27,6 +27,7 @@ from remote.providers import PROVIDERS
 from tasks import ns
 from tasks.adapter import serve
 from tasks.cli.flags import Command
+from tasks.clients.workers import BenchProgram
 from tasks.cluster import deploy, node_list
 from tasks.fleet import bench
 from tasks.image import archive, build, model, vm
@@ -159,7 +160,7 @@ def write_training(results: Path) -> str:
 
 def arrange_bench(_: Path, monkeypatch: Patch) -> dict[str, Any]:
     monkeypatch.setattr(bench, "fleet_hosts", lambda _: [SimpleNamespace(name="worker-0", workdir="/w")])
-    monkeypatch.setattr(bench, "inspect", lambda *_: {})
+    monkeypatch.setattr(BenchProgram, "inspect", lambda *_: {})
     return {"quick": True, "only": "baseline"}
 
 

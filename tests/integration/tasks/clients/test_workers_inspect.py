@@ -12,7 +12,7 @@ from invoke import Context
 
 from remote.hosts.command import Command
 from remote.hosts.host_protocol import Completed, HostUnreachable, PermissionDenied
-from tasks.clients.workers import inspect
+from tasks.clients.workers import bench_program
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.settings.layers import Settings, load
 from tests.support.faults import Clock
@@ -59,7 +59,7 @@ def pods(context: Callable[[], Context], monkeypatch: pytest.MonkeyPatch) -> Set
 
 
 def test_the_report_is_that_of_the_first_worker(pods: Settings) -> None:
-    assert inspect(pods, fleet(report(), report(), report())) == json.loads(report().stdout)
+    assert bench_program(pods).inspect(fleet(report(), report(), report())) == json.loads(report().stdout)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_one_worker_that_differs_fails_or_is_silent_ends_the_task(
     pods: Settings, other: Answer, error_type: type[TaskFailed], start: str
 ) -> None:
     with pytest.raises(error_type) as raised:
-        inspect(pods, fleet(report(), other, report()))
+        bench_program(pods).inspect(fleet(report(), other, report()))
     assert isinstance(raised.value, error_type)
     assert re.match(start, str(raised.value))
 
@@ -88,7 +88,7 @@ def test_a_silent_worker_is_queried_again_with_one_line(pods: Settings, capsys: 
     hosts = fleet(*[report()] * 64)
     for host in hosts:
         host.silent_until_sec = 30.0
-    assert inspect(pods, hosts) == json.loads(report().stdout)
+    assert bench_program(pods).inspect(hosts) == json.loads(report().stdout)
     (line,) = capsys.readouterr().out.splitlines()
     assert "TLS handshake timeout" in line
     assert "60 s (fleet.lost_after_sec)" in line
@@ -101,7 +101,7 @@ def test_only_workers_on_this_machine_get_the_flag_profile(
     monkeypatch.setenv("INVOKE_BENCH_PROFILE", "gpu")
     for settings, flag in ((load(context()), ("--profile", "gpu")), (pods, ("--data", pods.data.path))):
         hosts = fleet(report())
-        inspect(settings, hosts)
+        bench_program(settings).inspect(hosts)
         assert hosts[0].commands[0][-4:] == (*flag, "--trials", "-")
 
 

@@ -13,6 +13,7 @@ from invoke import Context
 from bench.records.score import SampleAnswer
 from tasks.adapter import artifact, questions
 from tasks.adapter.artifact import TrainedAdapter
+from tasks.clients.workers import BenchProgram
 from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.settings.layers import Settings
 from tests.support.answers import print_answer
@@ -109,14 +110,14 @@ def test_the_adapter_itself_gets_all_questions_at_once_on_a_worker(
 ) -> None:
     requests: list[dict[str, Any]] = []
 
-    def run_command(_settings: object, _host: object, name: str, request: dict[str, Any], on_line: Any) -> None:
+    def run_command(_program: object, _host: object, name: str, request: dict[str, Any], on_line: Any) -> None:
         requests.append({"command": name, **json.loads(json.dumps(request))})
         on_line("an answer\x1b[2J\nof two lines")
 
     monkeypatch.setattr(questions, "open_training", lambda _settings, _run: trained)
     monkeypatch.setattr(artifact, "fleet_hosts", lambda _settings: [None])
-    monkeypatch.setattr(artifact, "refuse_busy_workers", lambda _settings, _hosts: None)
-    monkeypatch.setattr(artifact, "run_adapter_command", run_command)
+    monkeypatch.setattr(artifact, "refuse_busy_workers", lambda *_: None)
+    monkeypatch.setattr(BenchProgram, "run_adapter", run_command)
     set_stdin("one\ntwo\n\n\nthree", monkeypatch, tmp_path)
     questions.chat(Context(), None)
     (request,) = requests

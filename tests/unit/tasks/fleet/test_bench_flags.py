@@ -7,6 +7,7 @@ import pytest
 from invoke import Context
 
 from bench.records import Trial
+from tasks.clients.workers import BenchProgram
 from tasks.commands import BenchOptions
 from tasks.errors import UsageError
 from tasks.fleet import bench
@@ -16,7 +17,7 @@ from tests.support.reports import synthetic
 
 
 def test_the_flag_workers_limits_the_fleet(context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "inspect", lambda *_: {})
+    monkeypatch.setattr(BenchProgram, "inspect", lambda *_: {})
     for workers, expected in ((None, 4), (3, 3), (4, 4)):
         answer = bench.run_bench(
             context(text="fleet: {size: 4}"), BenchOptions(workers=workers, only="baseline", dry_run=True)

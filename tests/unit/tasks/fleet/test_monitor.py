@@ -12,6 +12,7 @@ from remote.hosts.host_protocol import Completed, HostUnreachable
 from remote.hosts.local import LocalHost
 from remote.jobs.job import Agent
 from tasks.clients import workers
+from tasks.clients.workers import BenchProgram, bench_program
 from tasks.errors import RetryableError
 from tasks.fleet import monitor
 from tasks.fleet.monitor import WorkerSample
@@ -108,14 +109,16 @@ def test_a_sample_has_the_running_trial_and_its_phase(tmp_path, context, monkeyp
         return answers[verb]
 
     monkeypatch.setattr(Agent, "call_lines", lines)
-    monkeypatch.setattr(workers, "sample", lambda *_: {"gpus": [GPU], "load_average_1min": 0.1})
+    monkeypatch.setattr(BenchProgram, "sample", lambda *_: {"gpus": [GPU], "load_average_1min": 0.1})
     sample = monitor.sample_worker(load(context()), None, LocalHost(name="w", workdir=str(tmp_path)))
     assert (sample.trial, sample.phase, sample.gpus) == ("optimized.w", "measure 3/9", [GPU])
 
 
-@pytest.mark.parametrize("ask", [workers.sample, lambda _, host: workers._run_for_json(host, Command(argv=("bench",)))])
+@pytest.mark.parametrize(
+    "ask", [BenchProgram.sample, lambda _, host: workers._run_for_json(host, Command(argv=("bench",)))]
+)
 @pytest.mark.parametrize("stdout", [b"", b'{"gpus": ['])
 def test_an_answer_cut_short_is_unreachable_and_not_an_idle_gpu(context, monkeypatch, tmp_path, stdout, ask) -> None:
     monkeypatch.setattr(LocalHost, "run", lambda *_, **__: Completed(exit_code=0, stdout=stdout))
     with pytest.raises(HostUnreachable, match="truncated"):
-        ask(load(context()), LocalHost(name="w", workdir=str(tmp_path)))
+        ask(bench_program(load(context())), LocalHost(name="w", workdir=str(tmp_path)))

@@ -12,6 +12,7 @@ from bench.records.run import Progress
 from bench.records.score import TrainingTime
 from remote.hosts.local import LocalHost
 from reports.training.training_facts import CHECKPOINTS, EVALUATIONS, SCORES, START
+from tasks.clients.workers import BenchProgram
 from tasks.fleet import trial_spec
 from tasks.fleet.training_progress import StepPace
 from tasks.settings.layers import Settings
@@ -168,11 +169,11 @@ def test_workers_are_probed_without_the_planned_digests(
     """They would reject changed data that the operator is about to confirm."""
     probe, probed = make_probe(), list[Trial]()
 
-    def reply(_settings: Settings, _hosts: object, probed_trial: Trial) -> list[object]:
+    def reply(_program: object, _hosts: object, probed_trial: Trial) -> list[object]:
         probed.append(probed_trial)
         return [schema.to_json(dataclasses.replace(probe.forecast, data=probe.data))]
 
-    monkeypatch.setattr(forecast_module, "forecast", reply)
+    monkeypatch.setattr(BenchProgram, "forecast", reply)
     host = LocalHost(name="worker-0", workdir=str(settings().results_folder))
     forecast_module.probe_workers(settings(), [host], forecast_module.pin_inputs(trial, probe))
     assert probed == [trial]

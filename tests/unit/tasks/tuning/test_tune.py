@@ -19,6 +19,7 @@ from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.records.trial import SCALES
 from remote.fleet.ledger import Ledger
 from remote.hosts.host_protocol import Host
+from tasks.clients.workers import BenchProgram
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, UsageError
 from tasks.fleet import plan, runner
 from tasks.fleet.run_store import BEST_FILE
@@ -74,13 +75,13 @@ def fleet(context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch) -> F
     settings.results_folder.mkdir(parents=True, exist_ok=True)
     fleet = Fleet(settings)
 
-    def survey(_settings: object, _host: object, trials: list[Trial]) -> Mapping[str, Any]:
+    def survey(_program: object, _host: object, trials: list[Trial]) -> Mapping[str, Any]:
         by_name = {each.trial.name: each.predicted for each in predicted_candidates()}
         other = by_name["reference-pad-4-all"]
         return {**OBSERVED, "trials": [schema.to_json(by_name.get(trial.name, other)) for trial in trials]}
 
     monkeypatch.setattr(runner, "resume", fleet.resume)
-    monkeypatch.setattr(tune, "survey", survey)
+    monkeypatch.setattr(BenchProgram, "survey", survey)
     monkeypatch.setattr(loss_pairs, "compare_run", lambda _settings, folder, *_, **__: fleet.compared.append(folder))
     return fleet
 
