@@ -102,6 +102,7 @@ def test_every_trial_of_the_full_suite_is_measured_and_collected(project) -> Non
     assert len(project.events("ended")) == 12
 
 
+@only_thorough
 @pytest.mark.usefixtures("forked_trials")
 def test_one_trial_of_each_kind_is_measured_collected_and_reported(project) -> None:
     kinds = {

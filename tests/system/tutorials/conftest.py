@@ -32,13 +32,3 @@ def complete_project(folder: Path, *, is_small: bool = True) -> None:
     (folder / "docs").symlink_to(ROOT / "docs")
     if is_small:
         install_fake_training(folder)
-
-
-def put_models(folder: Path, model: Path, data: Path) -> None:
-    """Put the demo's files where the page's commands look for them, which then only verify them."""
-    (folder / "models").mkdir()
-    (folder / "data").mkdir()
-    for name in ("qlora-fleet--tiny-mistral", "HuggingFaceTB--SmolLM2-135M-Instruct"):
-        (folder / "models" / name).symlink_to(model)
-    for suffix in ("", ".sha256"):
-        (folder / "data" / f"python-docstrings.jsonl{suffix}").symlink_to(f"{data}{suffix}")

@@ -14,9 +14,19 @@ from bench.records.training import TrainingRecord
 from tests.support.documents import TUTORIALS, typed_script
 from tests.support.thorough import only_thorough
 from tests.system.conftest import Project
-from tests.system.tutorials.conftest import SMALL, complete_project, install, put_models
+from tests.system.tutorials.conftest import SMALL, complete_project, install
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), only_thorough]
+
+
+def put_models(folder: Path, model: Path, data: Path) -> None:
+    """Put the demo's files where the page's commands look for them, which then only verify them."""
+    (folder / "models").mkdir()
+    (folder / "data").mkdir()
+    for name in ("qlora-fleet--tiny-mistral", "HuggingFaceTB--SmolLM2-135M-Instruct"):
+        (folder / "models" / name).symlink_to(model)
+    for suffix in ("", ".sha256"):
+        (folder / "data" / f"python-docstrings.jsonl{suffix}").symlink_to(f"{data}{suffix}")
 
 
 def test_every_command_of_the_page_succeeds(bare_project: Project, tiny_model: Path, demo_data: Path) -> None:
