@@ -27,22 +27,6 @@ def test_a_server_that_is_unavailable_while_it_applies_is_a_retryable_error(oper
     assert "retry" in output
 
 
-def test_doctor_finds_no_fault_for_a_user_with_the_shipped_role(deployed: Operator) -> None:
-    faults = deployed.cluster.faults
-    for verb in ("create", "patch", "delete", "update"):
-        faults.forbid(verb=verb, resource="*s")
-    allowed = ("pods", "pods/log", "pods/exec", "events", "services", "persistentvolumeclaims", "jobs.batch")
-    for resource in {request.partition("?")[0].rpartition("/")[2] for request in deployed.cluster.requests()}:
-        if resource not in allowed:
-            faults.forbid(verb="list", resource=f"{resource}*")
-    for resource in ("namespaces", "secrets", "nodes", "resourcequotas", "csidrivers*", "runtimeclasses*"):
-        faults.forbid(verb="get", resource=resource)
-        faults.forbid(verb="list", resource=resource)
-    output = deployed.inv("doctor", "--only", "cluster,nodes,pods")
-    assert "may not" not in output.replace("may not create", "")
-    assert "✗" not in output
-
-
 def test_without_kubectl_the_error_names_it(operator: Operator) -> None:
     operator.path = str(operator.project)
     assert "install kubectl" in operator.inv("deploy", code=2)
@@ -102,25 +86,36 @@ def test_a_run_that_waits_for_its_pods_does_not_lock_out_a_deployment_that_resto
         assert "in use by `inv bench (run r)`" in operator.inv("deploy", code=4)
 
 
-def test_a_shell_without_a_permission_for_exec_names_it(deployed: Operator) -> None:
+def test_what_a_user_may_not_read_is_named_and_stops_nothing_else(deployed: Operator) -> None:
+    faults = deployed.cluster.faults
     for verb in ("get", "create"):
-        deployed.cluster.faults.forbid(verb=verb, resource="pods/exec")
+        faults.forbid(verb=verb, resource="pods/exec")
         assert f"may not {verb} pods/exec" in deployed.inv("shell", code=2)
-        deployed.cluster.faults.clear()
-
-
-def test_what_the_server_says_of_a_log_is_escaped(deployed: Operator) -> None:
-    deployed.cluster.faults.fail_requests(status=400, message="a\x1b]0;b", path="*/log", times=50)
+        faults.clear()
+    faults.fail_requests(status=400, message="a\x1b]0;b", path="*/log", times=50)
     assert "a\\u001b]0;b" in deployed.inv("logs", "--pod", "1", code=1)
+    faults.clear()
 
-
-def test_status_works_without_permission_for_an_absent_controller(deployed: Operator) -> None:
     # The role `qlora-fleet-operator` has no permission for JobSets, and RBAC refuses before the API reports an unknown
     # kind.
-    deployed.cluster.faults.forbid(verb="list", resource="jobsets*")
+    faults.forbid(verb="list", resource="jobsets*")
     assert "2 of 2 pods are up" in deployed.inv("status")
     output = deployed.inv("status", "--json")
     assert [pod["is_up"] for pod in json.JSONDecoder().raw_decode(output)[0]["pods"]] == [True, True]
+
+    # The doctor finds no fault for a user with that role.
+    for verb in ("create", "patch", "delete", "update"):
+        faults.forbid(verb=verb, resource="*s")
+    allowed = ("pods", "pods/log", "pods/exec", "events", "services", "persistentvolumeclaims", "jobs.batch")
+    for resource in {request.partition("?")[0].rpartition("/")[2] for request in deployed.cluster.requests()}:
+        if resource not in allowed:
+            faults.forbid(verb="list", resource=f"{resource}*")
+    for resource in ("namespaces", "secrets", "nodes", "resourcequotas", "csidrivers*", "runtimeclasses*"):
+        faults.forbid(verb="get", resource=resource)
+        faults.forbid(verb="list", resource=resource)
+    output = deployed.inv("doctor", "--only", "cluster,nodes,pods")
+    assert "may not" not in output.replace("may not create", "")
+    assert "✗" not in output
 
 
 def test_without_permission_to_list_nodes_a_deployment_continues(operator: Operator) -> None:

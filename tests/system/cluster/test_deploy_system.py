@@ -24,7 +24,7 @@ from tests.support.thorough import only_thorough
 from tests.system.cluster.conftest import DIGEST, NODES, PASSWORD, Operator
 
 
-def test_a_deployment_comes_up_and_a_second_one_only_reads(operator: Operator) -> None:
+def test_a_deployment_comes_up_and_another_and_the_reading_tasks_change_nothing(operator: Operator) -> None:
     output = operator.inv("deploy", stdin=f"{operator.password}\n")
     assert "2 of 2 pods are up" in output
     pods = operator.objects("pods")
@@ -38,22 +38,20 @@ def test_a_deployment_comes_up_and_a_second_one_only_reads(operator: Operator) -
     assert {request.split()[0] for request in requests if "dryRun=All" not in request} == {"GET"}
     assert [pod["metadata"]["uid"] for pod in operator.objects("pods")] == [pod["metadata"]["uid"] for pod in pods]
 
-
-def test_every_task_prints_its_cluster_and_read_only_tasks_change_nothing(deployed: Operator) -> None:
-    line = f"cluster: {deployed.cluster.context_description}, "
+    line = f"cluster: {operator.cluster.context_description}, "
     for arguments in (("nodes",), ("status",), ("logs",), ("deploy", "--dry-run"), ("teardown", "--dry-run")):
-        assert f"{line}namespace {deployed.namespace}" in deployed.inv(*arguments)
-    both, second = deployed.inv("logs"), deployed.inv("logs", "--pod", "1", "--tail", "5")
+        assert f"{line}namespace {operator.namespace}" in operator.inv(*arguments)
+    both, second = operator.inv("logs"), operator.inv("logs", "--pod", "1", "--tail", "5")
     assert "bench-0 (" in both
     assert "bench-1 (" in both
     assert "bench-0 (" not in second
     assert "bench-1 (" in second
-    document, _ = json.JSONDecoder().raw_decode(deployed.inv("logs", "--pod", "1", "--json"))
+    document, _ = json.JSONDecoder().raw_decode(operator.inv("logs", "--pod", "1", "--json"))
     assert (document["kind"], document["pod"].startswith("bench-1"), bool(document["lines"])) == ("logs", True, True)
-    assert "logs: --tail: " in deployed.inv("logs", "--tail", "x", code=2)
-    assert "'9'; choose bench-" in deployed.inv("logs", "--pod", "9", code=2)
-    assert "exit 1" in deployed.inv("logs", "--pod", "0", "--previous", code=1)
-    output = deployed.inv_unchanged("doctor", "--only", "cluster,pods")
+    assert "logs: --tail: " in operator.inv("logs", "--tail", "x", code=2)
+    assert "'9'; choose bench-" in operator.inv("logs", "--pod", "9", code=2)
+    assert "exit 1" in operator.inv("logs", "--pod", "0", "--previous", code=1)
+    output = operator.inv_unchanged("doctor", "--only", "cluster,pods")
     assert "2 of 2 pods are up" in output
     assert "may run trials and deploy" in output
     assert "pull secret ocir-secret" in output
@@ -177,7 +175,7 @@ def test_the_pushed_image_is_read_from_its_file(operator: Operator) -> None:
     assert f"image: fra.ocir.io/ns/pushed@{DIGEST}" in operator.inv("deploy", "--dry-run")
 
 
-def test_a_shell_runs_in_the_requested_pod_which_is_as_in_the_manifest(deployed: Operator) -> None:
+def test_a_shell_runs_in_the_requested_pod_which_is_as_in_the_manifest_and_replaced_if_lost(deployed: Operator) -> None:
     output = deployed.inv("shell", "--pod", "1", stdin="echo on $HOSTNAME as $(id -u); exit 7\n", code=7)
     assert "on bench-1 as 1000" in output
     assert "'nine'; choose bench-" in deployed.inv("shell", "--pod", "nine", code=2)
@@ -193,8 +191,6 @@ def test_a_shell_runs_in_the_requested_pod_which_is_as_in_the_manifest(deployed:
     assert "/scratch/home /scratch/tmp 1" in output
     assert "has-tmp" in output
 
-
-def test_a_lost_pod_is_replaced_and_status_shows_it(deployed: Operator) -> None:
     lost = next(pod["metadata"]["name"] for pod in deployed.objects("pods") if "bench-0" in pod["metadata"]["name"])
     deployed.kubectl("delete", "pod", lost, "--timeout=20s")  # its shell would wait for a job for 27 s
 
