@@ -4,8 +4,8 @@
         cluster.kubectl("apply", "-k", "manifests/overlays/pods")
         cluster.faults.exec("close-1000-without-status", nth=3, after_stdout_bytes=4096)
 
-Its responses and stream endings that the product reads have the text of recordings of Kubernetes 1.34. It is
-frozen: it exists for faults that no real cluster offers.
+It has what real kubectl and our requests need, and faults that no real cluster offers. Its responses and stream
+endings that the product reads have the text of recordings of Kubernetes 1.34.
 `python -m tests.support.kubernetes` is the server; it dies with the process that started it, and every pod with it.
 
 Limits; tests on this cluster cannot show anything about them:
@@ -13,19 +13,20 @@ Limits; tests on this cluster cannot show anything about them:
   the same port of every address), its users, kernel limits and clock (clock.c changes a pod's time of day). No cluster
   DNS: pods of a subdomain find each other by a hosts file. No NetworkPolicy, no Services with addresses, no
   port-forward, no attach, no Events.
-- Every image is the machine itself, read-only. Resources are counted, not enforced: `oom_kill` is a switch, cpu and
-  memory limits do nothing. Memory-backed emptyDirs can really run full.
-- Memory-backed emptyDirs are separate per container. Claims are folders. A container runs once: a pod whose
-  restartPolicy is not Never is refused.
+- Every image is the machine itself, read-only. GPUs are counted; cpu and memory are not, and their limits do nothing:
+  `oom_kill` is a switch. Memory-backed emptyDirs can really run full.
+- Memory-backed emptyDirs are separate per container. Claims are folders. A container runs once, whatever the
+  restartPolicy.
 - Exec uses WebSocket v5 and v4, not SPDY: a user who may `create` but not `get` pods/exec is rejected. containerd
   closes standard input early (once a process has closed its output); here only the switch `stdin-cut` does.
 - No RBAC: switches deny requests, roles and bindings are only stored. Tokens, no client certificates.
 - A real pod of an index with its own limit stays, even if deleted by force, until its replacement exists; so a deleted
   namespace with such a Job never disappears. Here its pods go once the Job has counted them.
-- Controllers: Jobs, scheduler, taint eviction, claims, namespaces. None for Deployments, StatefulSets, JobSets,
-  CRDs, quotas, preemption, garbage collection beyond owners, disruption budgets, evictions by the API.
-- Validation: none but the immutable fields of a Job; the golden tests validate the manifests. No Pod Security. Patches
-  merge no lists. `kubectl get` prints no columns of a kind, `kubectl explain` finds nothing.
+- Controllers: Indexed Jobs, scheduler, taint eviction, claims that name their volume, namespaces. None for Deployments,
+  StatefulSets, JobSets, CRDs, quotas, preemption, garbage collection beyond owners, disruption budgets, evictions by
+  the API.
+- Validation and admission: none; the golden tests validate the manifests. Apply and patches replace whole lists.
+  `kubectl get` prints no columns of a kind, `kubectl explain` finds nothing.
 - A lost node, a silent server and a silent node are states of this process; no network is cut.
 """
 

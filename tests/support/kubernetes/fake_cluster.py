@@ -4,18 +4,18 @@ import asyncio
 import contextlib
 import os
 import signal
+import ssl
+import subprocess
 import traceback
 from pathlib import Path
 from typing import Any, Self
 
-from tests.support.kubernetes import pki
 from tests.support.kubernetes.admission.defaults import fill
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.api.handlers import Api
 from tests.support.kubernetes.api.server import Server
 from tests.support.kubernetes.controllers.controllers import Controllers
 from tests.support.kubernetes.faults import Faults
-from tests.support.kubernetes.node.images import Images
 from tests.support.kubernetes.node.kubelet import Kubelet
 from tests.support.kubernetes.node.nodes import Nodes
 from tests.support.kubernetes.node.podworker import PodWorker
@@ -30,14 +30,12 @@ class FakeCluster:
     def __init__(self, state: Path, configuration: Json) -> None:
         self.store = Store()
         self.faults = Faults()
-        self.images = Images()
         self.nodes = Nodes(self.store)
-        self.kubelet = Kubelet(self.store, self.nodes, self.images, state, configuration)
+        self.kubelet = Kubelet(self.store, self.nodes, self.faults, state, configuration)
         self.api = Api(self.store, self.kubelet, self.faults)
         scale = configuration["toleration_scale"]
         self.controllers = Controllers(self.store, self.api, self.nodes, scale)
-        tls = pki.make(state)[1]
-        self.server = Server(self.api, self.faults, tls, configuration["signer"])
+        self.server = Server(self.api, self.faults, tls_context(state), configuration["signer"])
         self._tasks: set[asyncio.Task[None]] = set()
         for name in _SYSTEM:
             namespace: Json = {"metadata": {"name": name}}
@@ -69,7 +67,7 @@ class FakeCluster:
 
     async def call(self, name: str, positional: list[Any], arguments: Json) -> Any:
         """Call a method below, or one of a part."""
-        parts = (self, self.faults, self.images, self.kubelet, self.store)
+        parts = (self, self.faults, self.kubelet, self.store)
         method = next(getattr(part, name) for part in parts if hasattr(part, name))
         result = method(*positional, **arguments)
         return await result if asyncio.iscoroutine(result) else result
@@ -177,9 +175,7 @@ class FakeCluster:
         self._worker(pod, namespace).oom_kill()
 
     def evict(self, pod: str, namespace: str = "default") -> None:
-        """Evict the pod like the kubelet: killed, phase Failed, reason Evicted."""
-        message = "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "
-        self._worker(pod, namespace).evict("Evicted", message)
+        self._worker(pod, namespace).evict()
 
     def delete_pod(self, pod: str, namespace: str = "default", *, grace: int | None = None) -> None:
         """Delete the pod like `kubectl delete pod --wait=false`."""
@@ -190,6 +186,20 @@ class FakeCluster:
         if pid not in [process[0] for process in self.processes(pod, namespace)]:
             raise ValueError(f"{pid} is not a process of {pod}")
         os.kill(pid, signal.SIGKILL)
+
+
+def tls_context(folder: Path) -> ssl.SSLContext:
+    """Write a certificate for 127.0.0.1, its own authority, as `ca.crt`; return a server context."""
+    authority, private = folder / "ca.crt", folder / "server.key"
+    argv = (
+        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
+        *("-keyout", str(private), "-out", str(authority)),
+        *("-subj", "/CN=tests-apiserver", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"),
+    )
+    subprocess.run(argv, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority, private)
+    return context
 
 
 def _pid_namespace(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""Faults of the API server: armed by tests, and triggered by counts, so that they are reproducible."""
+"""Faults of the API server and of pulls: armed by tests, and triggered by counts, so that they are reproducible."""
 
 import asyncio
 import fnmatch
@@ -6,6 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from tests.support.kubernetes.store.resources import document
+
+PULL_FAILURES: dict[str, str] = document("image-pull.json")
+"""The runtime's recorded message by cause, such as `token-401-wrong-user-form` and `tag-not-found`."""
 ENDINGS = (
     "close-1000-without-status",  # the kubelet or containerd died: every client reports exit 0
     "status-empty-frame",  # an empty frame on the error channel: every client reports exit 0
@@ -84,7 +88,8 @@ class Faults:
     execs: list[ExecFault] = field(default_factory=list)
     answers: list[AnswerFault] = field(default_factory=list)
     denied: list[dict[str, str]] = field(default_factory=list)
-    expired: set[str] = field(default_factory=set)
+    pulls: dict[str, str] = field(default_factory=dict)
+    are_credentials_expired: bool = False
     responsive: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -106,16 +111,24 @@ class Faults:
         return {name: sum(fault.struck for fault in faults) for name, faults in named.items()}
 
     def forbid(self, **rule: str) -> None:
-        """Deny matching requests: shell patterns on `user`, `verb`, `resource` (`pods/exec`), `namespace`, `name`."""
+        """Deny matching requests: shell patterns on `verb`, `resource` (`pods/exec`), `namespace`, `name`."""
         self.denied.append(rule)
 
-    def expire_credentials(self, user: str = "admin") -> None:
-        self.expired.add(user)
+    def expire_credentials(self) -> None:
+        self.are_credentials_expired = True
+
+    def fail_pulls(self, pattern: str, cause: str) -> None:
+        """Make pulls of images that match the shell pattern fail for a cause of PULL_FAILURES."""
+        self.pulls[pattern] = PULL_FAILURES[cause]
+
+    def repair_pulls(self, pattern: str) -> None:
+        self.pulls.pop(pattern, None)
 
     def clear(self) -> None:
         """Disarm all faults of exec streams, requests, permissions and credentials, but not of nodes and images."""
-        for armed in (self.execs, self.answers, self.denied, self.expired):
+        for armed in (self.execs, self.answers, self.denied):
             armed.clear()
+        self.are_credentials_expired = False
         self.responsive.set()
 
     # Striking, by the server
@@ -127,6 +140,13 @@ class Faults:
         armed = (fault for fault in self.answers if fnmatch.fnmatch(method, fault.method))
         return _due(fault for fault in armed if fnmatch.fnmatch(path, fault.path))
 
+    def of_pull(self, image: str) -> str | None:
+        """Return the runtime's message if pulls of this image fail, otherwise None."""
+        host, _, rest = image.partition("/")
+        repository, _, tag = rest.partition("@") if "@" in rest else rest.rpartition(":")
+        named = {"image": image, "host": host, "repository": repository or rest, "tag": tag}
+        return next((text.format(**named) for p, text in self.pulls.items() if fnmatch.fnmatch(image, p)), None)
+
     def denies(self, **asked: Any) -> bool:
-        """Return whether a rule of shell patterns denies `verb` on `resource` (`pods/exec`) to `user`."""
+        """Return whether a rule of shell patterns denies `verb` on `resource` (`pods/exec`)."""
         return any(all(fnmatch.fnmatch(str(asked[key]), rule[key]) for key in rule) for rule in self.denied)

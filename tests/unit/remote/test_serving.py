@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import time
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from remote import serving
 from remote.hosts.command import Command, Secret
 from remote.hosts.host_protocol import Completed, HostUnreachable
 from remote.serving import BadServer, Completion, ServerUnavailable, connect, connect_in_pod
-from tests.support.kubernetes import pki
 from tests.support.machines.fake_openai import FakeOpenAI
 from tests.support.machines.http_stubs import StubHandler, StubServer
 
@@ -94,18 +92,6 @@ def test_this_machine_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPat
         proxy.models = ("of the proxy",)
         assert connect(served.url, Secret("k")).models() == ["tuned"]
         assert connect("http://10.0.0.7", None).models() == ["of the proxy"]
-
-
-def test_a_certificate_that_is_not_trusted_is_nothing_that_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority, context = pki.make(tmp_path)
-    with FakeOpenAI({}, key="k") as served:
-        served.socket = context.wrap_socket(served.socket, server_side=True)
-        with pytest.raises(BadServer, match=r"not trusted: .*SSL_CERT_FILE"):
-            connect(f"https://{served.host}", Secret("k")).models()
-        monkeypatch.setenv("SSL_CERT_FILE", str(authority))
-        assert connect(f"https://{served.host}", Secret("k")).models() == ["tuned"]
 
 
 def test_the_key_is_asked_for_and_goes_over_plain_http_to_this_machine_alone() -> None:

@@ -1,4 +1,7 @@
-"""Tests of programs of one file on the oldest supported Python: a request to a server, a training's attempts."""
+"""Tests of programs of one file on the oldest supported Python: a request to a server, a training's attempts.
+
+And of a server whose certificate is not trusted.
+"""
 
 import json
 import os
@@ -12,10 +15,13 @@ import pytest
 
 from remote import serving
 from remote.hosts.bundle import inline_command
+from remote.hosts.command import Secret
 from remote.hosts.host_protocol import read_json
 from remote.hosts.local import LocalHost
-from remote.serving import BadServer, ServerUnavailable
+from remote.serving import BadServer, ServerUnavailable, connect
 from tests.support.hosts.pythons import other_python
+from tests.support.kubernetes.fake_cluster import tls_context
+from tests.support.machines.fake_openai import FakeOpenAI
 from tests.support.paths import ROOT
 
 KEY = "key-of-the-server"
@@ -109,3 +115,15 @@ def test_every_module_imports_on_the_oldest_supported_python() -> None:
     modules = [".".join(path.with_suffix("").parts) for path in paths]
     script = "import importlib, sys; sys.path.insert(0, sys.argv[1]); [*map(importlib.import_module, sys.argv[2:])]"
     subprocess.run((other_python("3.9"), "-I", "-S", "-B", "-c", script, str(ROOT), *modules), check=True, timeout=60)
+
+
+def test_a_certificate_that_is_not_trusted_is_nothing_that_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, context = tmp_path / "ca.crt", tls_context(tmp_path)
+    with FakeOpenAI({}, key="k") as served:
+        served.socket = context.wrap_socket(served.socket, server_side=True)
+        with pytest.raises(BadServer, match=r"not trusted: .*SSL_CERT_FILE"):
+            connect(f"https://{served.host}", Secret("k")).models()
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+        assert connect(f"https://{served.host}", Secret("k")).models() == ["tuned"]

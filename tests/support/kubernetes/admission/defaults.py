@@ -35,9 +35,6 @@ def pod_spec(spec: Json) -> None:
         _set(spec, serviceAccount=spec["serviceAccountName"])
     for container in [*spec.get("initContainers", []), *spec.get("containers", [])]:
         _container(container)
-    for volume in spec.get("volumes", []):
-        if not set(volume) - {"name"}:
-            volume["emptyDir"] = {}
 
 
 def pod(obj: Json) -> None:

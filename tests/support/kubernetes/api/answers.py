@@ -20,18 +20,9 @@ class Refusal(Exception):
     def __init__(self, code: int, reason: str, message: str, details: Json | None = None) -> None:
         super().__init__(message)
         self.code = code
-        self.body: Json = {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Failure",
-            "message": message,
-        }
-        if reason:
-            self.body["reason"] = reason
+        self.body: Json = {**SUCCESS, "status": "Failure", "message": message, "reason": reason, "code": code}
         if details:
             self.body["details"] = details
-        self.body["code"] = code
 
 
 def details(key: str, name: str, **more: Any) -> Json:
@@ -49,52 +40,20 @@ def no_such_path() -> Refusal:
     return Refusal(404, "NotFound", "the server could not find the requested resource", {})
 
 
-def already_exists(key: str, name: str) -> Refusal:
-    return Refusal(409, "AlreadyExists", f'{key} "{name}" already exists', details(key, name))
-
-
-def stale(key: str, name: str) -> Refusal:
-    message = (
-        f'Operation cannot be fulfilled on {key} "{name}": the object has been modified; '
-        "please apply your changes to the latest version and try again"
-    )
-    return Refusal(409, "Conflict", message, details(key, name))
-
-
 def bad_request(message: str) -> Refusal:
     return Refusal(400, "BadRequest", message)
 
 
-def unauthorized() -> Refusal:
-    return Refusal(401, "Unauthorized", "Unauthorized")
-
-
-def forbidden(key: str, name: str, reason: str, **more: Any) -> Refusal:
-    """Return the 403 of admission: `pods "q" is forbidden: error looking up service account ...`."""
-    return Refusal(403, "Forbidden", f'{key} "{name}" is forbidden: {reason}', details(key, name, **more))
-
-
-def not_allowed(user: str, verb: str, key: str, subresource: str, namespace: str, name: str) -> Refusal:
+def not_allowed(verb: str, key: str, subresource: str, namespace: str, name: str) -> Refusal:
     """Return the 403 of RBAC."""
     plural, _, group = key.partition(".")
     resource = f"{plural}/{subresource}" if subresource else plural
     scope = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
     named = f'"{name}" ' if name else ""
     message = (
-        f'{key} {named}is forbidden: User "{user}" cannot {verb} resource "{resource}" in API group "{group}" {scope}'
+        f'{key} {named}is forbidden: User "admin" cannot {verb} resource "{resource}" in API group "{group}" {scope}'
     )
     return Refusal(403, "Forbidden", message, details(key, name))
-
-
-def invalid(kind: str, group: str, name: str, causes: list[tuple[str, str, str]]) -> Refusal:
-    """Return a 422; `causes` are (reason, message, field) as `FieldValueInvalid`, `Invalid value: ...`, `spec.x`."""
-    qualified_kind = f"{kind}.{group}" if group else kind
-    messages = [f"{field}: {message}" for _, message, field in causes]
-    text = messages[0] if len(messages) == 1 else "[" + ", ".join(messages) + "]"
-    shown = [{"reason": reason, "message": message, "field": field} for reason, message, field in causes]
-    return Refusal(
-        422, "Invalid", f'{qualified_kind} "{name}" is invalid: {text}', details(qualified_kind, name, causes=shown)
-    )
 
 
 def internal_error(message: str) -> Json:

@@ -2,7 +2,7 @@
 
 Frames are binary; the first byte is the channel. As recorded: the server starts with an empty frame on channel 1; the
 stream ends with a Status on channel 3 and Close 1000; failures of the infrastructure after the upgrade are a Status on
-channel 3, too. There is no Status for a process that exits with unread input. containerd closes standard input as soon
+channel 3, too. containerd closes standard input as soon
 as a process has closed its output; here nsenter holds both open, and the fault `stdin-cut` closes it.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import WSMsgType, web
 
-from tests.support.kubernetes.api.answers import Json, bad_request, internal_error
+from tests.support.kubernetes.api.answers import Json, internal_error
 from tests.support.kubernetes.faults import ExecFault
 
 if TYPE_CHECKING:
@@ -46,10 +46,8 @@ def exit_status(code: int) -> Json:
 class Session:
     """One exec stream."""
 
-    def __init__(
-        self, request: web.Request, kubelet: Kubelet, pod: Json, container: str, fault: ExecFault | None
-    ) -> None:
-        self._request, self._kubelet, self._pod, self._name = request, kubelet, pod, container
+    def __init__(self, request: web.Request, kubelet: Kubelet, pod: Json, fault: ExecFault | None) -> None:
+        self._request, self._kubelet, self._pod, self._name = request, kubelet, pod, request.query["container"]
         self._argv = request.query.getall("command")
         self._stdin = request.query.get("stdin") == "true"
         self._fault = fault
@@ -59,7 +57,6 @@ class Session:
         self._sending = asyncio.Lock()
         self._over = asyncio.Event()
         self._how = ""
-        self._unread = False
 
     async def run(self) -> web.WebSocketResponse:
         await self._ws.prepare(self._request)
@@ -111,14 +108,6 @@ class Session:
             message = f'unable to upgrade connection: container not found ("{self._name}")'
             await self._finish(internal_error(message))
             return
-        if missing := container.missing_binary(self._argv[0]):
-            message = (
-                "Internal error occurred: error executing command in container: failed to exec in container: failed to "
-                f'start exec "{"0" * 64}": OCI runtime exec failed: exec failed: unable to start container process: '
-                f'exec: "{self._argv[0]}": {missing}: unknown'
-            )
-            await self._finish(internal_error(message))
-            return
         await self._run_command(container)
 
     async def _run_command(self, container: Container) -> None:
@@ -143,9 +132,7 @@ class Session:
             if not self._how:
                 await done
                 code = process.returncode or 0
-                if self._unread:
-                    await self._over.wait()  # containerd still holds unread input
-                elif self._fault and self._fault.how != "stdin-cut":
+                if self._fault and self._fault.how != "stdin-cut":
                     self._end(self._fault.how)
                 else:
                     await self._finish(exit_status(code if code >= 0 else 128 - code))
@@ -186,15 +173,10 @@ class Session:
         if self._stdin_left is not None:
             data = data[: self._stdin_left]
             self._stdin_left -= len(data)
-        if process.stdin.is_closing():
-            # The rest after a cut is ignored; input for an exited process stays unread.
-            self._unread = self._unread or (process.returncode is not None and self._stdin_left is None)
-        else:
-            try:
+        if not process.stdin.is_closing():  # the rest after a cut is ignored
+            with contextlib.suppress(ConnectionError):
                 process.stdin.write(data)
                 await process.stdin.drain()
-            except ConnectionError:
-                self._unread = True
         if self._stdin_left == 0:
             self._strike_stdin(process)
 
@@ -255,16 +237,3 @@ def _keep_draining(done: asyncio.Future[object], process: asyncio.subprocess.Pro
     if not done.done():
         _left_running.add(done)
         done.add_done_callback(_left_running.discard)
-
-
-def pick_container(pod: Json, requested: str) -> str:
-    """Return the container of an exec or log request. Raises Refusal."""
-    names = [container["name"] for container in pod["spec"]["containers"]]
-    if not requested:
-        if len(names) > 1:
-            choose = f"choose one of: [{' '.join(names)}]"
-            raise bad_request(f"a container name must be specified for pod {pod['metadata']['name']}, {choose}")
-        return names[0]
-    if requested not in names + [c["name"] for c in pod["spec"].get("initContainers", [])]:
-        raise bad_request(f"container {requested} is not valid for pod {pod['metadata']['name']}")
-    return requested

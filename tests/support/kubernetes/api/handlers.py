@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from tests.support.kubernetes.api.answers import SUCCESS, Json, Refusal, bad_request, details
-from tests.support.kubernetes.api.exec import Session, pick_container
+from tests.support.kubernetes.api.exec import Session
 from tests.support.kubernetes.api.logs import serve_log
 from tests.support.kubernetes.api.selectors import object_filter
 from tests.support.kubernetes.api.write import Writer
 from tests.support.kubernetes.store.resources import Resource, Target
-from tests.support.kubernetes.store.store import Store, Watch, now
+from tests.support.kubernetes.store.store import Store, now
 
 if TYPE_CHECKING:
     from tests.support.kubernetes.faults import Faults
     from tests.support.kubernetes.node.kubelet import Kubelet
 
-_STATUS_AFTER_DELETE = ("configmaps", "secrets", "jobs.batch", "serviceaccounts", "roles.rbac.authorization.k8s.io")
 _WATCH_POLL_SEC = 1.0
 _FOREGROUND = "foregroundDeletion"
 
@@ -42,8 +41,9 @@ class Api:
         if request.method == "GET":
             return await self._read(request, at)
         if request.method == "DELETE":
-            return self._delete(request, at, body if isinstance(body, dict) else {})
-        return self._write(request, at, body)
+            return self._delete(at, body if isinstance(body, dict) else {})
+        written = self.writer.write(request.method, at, body, dict(request.query), request.content_type)
+        return web.json_response(self._typed(at.resource, written), status=201 if request.method == "POST" else 200)
 
     # Reading
 
@@ -55,14 +55,16 @@ class Api:
         holds = object_filter(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
         if request.query.get("watch") in ("true", "1"):
             return await self._watch(request, at, holds)
-        page, version = [obj for obj in self.store.list(key, at.namespace) if holds(obj)], str(self.store.version)
-        resource = at.resource
         return web.json_response(
             {
-                "kind": f"{resource.kind}List",
-                "apiVersion": resource.api_version,
-                "metadata": {"resourceVersion": version},
-                "items": [{k: v for k, v in obj.items() if k not in ("kind", "apiVersion")} for obj in page],
+                "kind": f"{at.resource.kind}List",
+                "apiVersion": at.resource.api_version,
+                "metadata": {"resourceVersion": str(self.store.version)},
+                "items": [
+                    {k: v for k, v in obj.items() if k not in ("kind", "apiVersion")}
+                    for obj in self.store.list(key, at.namespace)
+                    if holds(obj)
+                ],
             }
         )
 
@@ -71,50 +73,35 @@ class Api:
         return {"kind": resource.kind, "apiVersion": resource.api_version, **obj}
 
     async def _watch(self, request: web.Request, at: Target, holds: Any) -> web.StreamResponse:
-        requested = request.query.get("resourceVersion", "")
-        since = int(requested) if requested not in ("", "0") else None
+        since, seen, woken = int(request.query["resourceVersion"]), 0, asyncio.Event()
         deadline = time.monotonic() + float(request.query.get("timeoutSeconds") or 1800)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        watch = Watch(self.store, at.resource.key, at.namespace, since, holds)
-
-        async def send(kind: str, obj: Json) -> None:
-            shown = self._typed(at.resource, obj)
-            await response.write(json.dumps({"type": kind, "object": shown}).encode() + b"\n")
-
+        stop_listening = self.store.listen(lambda _: woken.set())
         try:
-            for kind, obj in watch.past():
-                await send(kind, obj)
             while time.monotonic() < deadline and request.transport is not None:
+                woken.clear()
+                for change in self.store.history[seen:]:
+                    seen += 1
+                    kind = change.seen(at.resource.key, at.namespace, holds) if change.version > since else ""
+                    if kind:
+                        await self.faults.responsive.wait()
+                        event = {"type": kind, "object": self._typed(at.resource, change.new)}
+                        await response.write(json.dumps(event).encode() + b"\n")
                 with contextlib.suppress(TimeoutError):
-                    kind, obj = await asyncio.wait_for(watch.next(), _WATCH_POLL_SEC)
-                    await self.faults.responsive.wait()
-                    await send(kind, obj)
+                    await asyncio.wait_for(woken.wait(), _WATCH_POLL_SEC)
         except ConnectionError:
             return response  # the watcher has gone
         finally:
-            watch.close()
+            stop_listening()
         return response
-
-    # Writing
-
-    def _write(self, request: web.Request, at: Target, body: Any) -> web.StreamResponse:
-        """Handle POST, PUT and PATCH."""
-        if not isinstance(body, (dict, list)):
-            raise bad_request("the request has no body")
-        written = self.writer.write(request.method, at, body, dict(request.query), request.content_type)
-        return web.json_response(self._typed(at.resource, written.obj), status=201 if written.created else 200)
 
     # Deleting
 
-    def _delete(self, request: web.Request, at: Target, options: Json) -> web.StreamResponse:
-        if "gracePeriodSeconds" in request.query:
-            options = {**options, "gracePeriodSeconds": int(request.query["gracePeriodSeconds"])}
+    def _delete(self, at: Target, options: Json) -> web.StreamResponse:
         gone = self.delete(at.resource.key, at.namespace, at.name, options)
-        if at.resource.key in _STATUS_AFTER_DELETE:
-            about = details(at.resource.key, at.name, uid=gone["metadata"]["uid"])
-            return web.json_response({**SUCCESS, "details": about})
-        return web.json_response(self._typed(at.resource, gone))
+        about = details(at.resource.key, at.name, uid=gone["metadata"]["uid"])
+        return web.json_response({**SUCCESS, "details": about})
 
     def delete(self, key: str, namespace: str, name: str, options: Json) -> Json:
         """Delete an object and its dependents; pods with their grace period.
@@ -210,20 +197,12 @@ class Api:
 
     async def _exec(self, request: web.Request, at: Target) -> web.StreamResponse:
         pod = self.store.get("pods", at.namespace, at.name)
-        container = pick_container(pod, request.query.get("container", ""))
-        if not pod["spec"].get("nodeName"):
-            raise bad_request(f"pod {at.name} does not have a host assigned")
-        if "command" not in request.query:
-            raise bad_request("you must specify at least 1 command for the container")
-        if request.headers.get("Upgrade", "").lower() != "websocket":
-            raise bad_request("Upgrade request required")
         if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
             raise bad_request(
                 f"cannot exec into a container in a completed pod; current phase is {pod['status']['phase']}"
             )
         fault = self.faults.of_exec(at.name)
-        return await Session(request, self.kubelet, pod, container, fault).run()
+        return await Session(request, self.kubelet, pod, fault).run()
 
     async def _log(self, request: web.Request, at: Target) -> web.StreamResponse:
-        pod = self.store.get("pods", at.namespace, at.name)
-        return await serve_log(request, self.kubelet, pod, pick_container(pod, request.query.get("container", "")))
+        return await serve_log(request, self.kubelet, self.store.get("pods", at.namespace, at.name))

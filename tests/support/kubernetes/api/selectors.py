@@ -16,11 +16,6 @@ def labels_match(text: str, labels: dict[str, str]) -> bool:
     return all(labels.get(key) == value.removeprefix("=") for key, _, value in pairs)
 
 
-def selector_matches(selector: Json | None, labels: dict[str, str]) -> bool:
-    """Return whether `labels` satisfy a spec's matchLabels."""
-    return selector is not None and selector["matchLabels"].items() <= labels.items()
-
-
 def field_of(obj: Json, path: str) -> str:
     """Return the value at a path such as `status.podIP`; "" if it is missing."""
     at: object = obj

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from tests.support.kubernetes.api.answers import TOKEN, Json, Refusal, no_such_path, not_allowed, unauthorized
+from tests.support.kubernetes.api.answers import TOKEN, Json, Refusal, no_such_path, not_allowed
 from tests.support.kubernetes.store.resources import Target, document, target
 from tests.support.machines.fake_tenancy import token_error
 
@@ -86,12 +86,12 @@ class Server:
         await self.stop_listening()
         await self._runner.cleanup()
 
-    def _user(self, request: web.Request) -> str:
+    def _authenticate(self, request: web.Request) -> None:
+        """Check that the user is admin, the only one. Raises Refusal."""
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         is_signed = self._signer is not None and token_error(self._signer[1], self._signer[0], token) is None
-        if not (token == TOKEN or is_signed) or "admin" in self._faults.expired:
-            raise unauthorized()
-        return "admin"
+        if not (token == TOKEN or is_signed) or self._faults.are_credentials_expired:
+            raise Refusal(401, "Unauthorized", "Unauthorized")
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         await self._faults.responsive.wait()
@@ -100,55 +100,55 @@ class Server:
         if fault is not None:
             return status_response(Refusal(fault.status, _REASONS.get(fault.status, "InternalError"), fault.message))
         try:
-            user = self._user(request)
-            return await self._route(request, user)
+            self._authenticate(request)
+            return await self._route(request)
         except Refusal as refusal:
             return status_response(refusal)
         except (ConnectionError, asyncio.IncompleteReadError):
             # The client disconnected during the request.
             return web.Response(status=499)
 
-    async def _route(self, request: web.Request, user: str) -> web.StreamResponse:
+    async def _route(self, request: web.Request) -> web.StreamResponse:
         fixed = self._static_document(request)
         if fixed is not None:
             return fixed
         at = target(request.path)
         if at is None:
-            self._authorize_unknown(user, request)
+            self._authorize_unknown(request)
             raise no_such_path()
         body = await self._body(request)
         if at.resource.kind == "SelfSubjectAccessReview":
-            return web.json_response(self._review_access(body, user), status=201)
-        self.authorize(user, verb_of(request, at), at)
+            return web.json_response(self._review_access(body), status=201)
+        self.authorize(verb_of(request, at), at)
         if at.subresource == "exec" and request.method == "POST":
-            self.authorize(user, "get", at)  # SPDY needs only `create`, but is not implemented
+            self.authorize("get", at)  # SPDY needs only `create`, but is not implemented
         if at.resource.kind == "RoleBinding" and isinstance(body, dict) and "roleRef" in body:
-            self._check_binding(user, at, str(body["roleRef"]["name"]))
+            self._check_binding(at, str(body["roleRef"]["name"]))
         return await self._api.handle(request, at, body)
 
-    def authorize(self, user: str, verb: str, at: Target) -> None:
+    def authorize(self, verb: str, at: Target) -> None:
         """Check the user's permission. Raises Refusal."""
-        if not self.allowed(user, verb, at.resource.key, at.subresource, at.namespace, at.name):
+        if not self.allowed(verb, at.resource.key, at.subresource, at.namespace, at.name):
             namespace = at.namespace or (at.name if at.resource.plural == "namespaces" else "")
-            raise not_allowed(user, verb, at.resource.key, at.subresource, namespace, at.name)
+            raise not_allowed(verb, at.resource.key, at.subresource, namespace, at.name)
 
-    def _check_binding(self, user: str, at: Target, role: str) -> None:
+    def _check_binding(self, at: Target, role: str) -> None:
         """Check that the role of a binding exists if the user may not `bind` it: the API compares what it grants."""
         key = "roles.rbac.authorization.k8s.io"
-        if not self.allowed(user, "bind", key, "", at.namespace, role):
+        if not self.allowed("bind", key, "", at.namespace, role):
             self._api.store.get(key, at.namespace, role)
 
-    def _authorize_unknown(self, user: str, request: web.Request) -> None:
+    def _authorize_unknown(self, request: web.Request) -> None:
         """Reject a list of an unknown kind with 403 if the user may not list it; otherwise it is a 404."""
         match request.path.split("/"):
             case ["", "apis", group, _, "namespaces", namespace, plural] if request.method == "GET":
                 key = f"{plural}.{group}"
-                if not self.allowed(user, "list", key, "", namespace, ""):
-                    raise not_allowed(user, "list", key, "", namespace, "")
+                if not self.allowed("list", key, "", namespace, ""):
+                    raise not_allowed("list", key, "", namespace, "")
 
-    def allowed(self, user: str, verb: str, key: str, subresource: str, namespace: str, name: str) -> bool:
+    def allowed(self, verb: str, key: str, subresource: str, namespace: str, name: str) -> bool:
         resource = f"{key}/{subresource}" if subresource else key
-        return not self._faults.denies(user=user, verb=verb, resource=resource, namespace=namespace, name=name)
+        return not self._faults.denies(verb=verb, resource=resource, namespace=namespace, name=name)
 
     def _static_document(self, request: web.Request) -> web.StreamResponse | None:
         """Return the response with a static document, or None for other paths."""
@@ -173,16 +173,11 @@ class Server:
         if not request.body_exists or request.headers.get("Upgrade"):
             return None
         raw = await request.read()
-        if not raw:
-            return None
-        try:
-            return json.loads(raw)  # type: ignore[no-any-return]
-        except ValueError as error:
-            raise Refusal(400, "BadRequest", f"the object provided is unrecognized: {error}") from error
+        return json.loads(raw) if raw else None  # type: ignore[no-any-return]
 
-    def _review_access(self, body: Any, user: str) -> Json:
+    def _review_access(self, body: Any) -> Json:
         attributes = body["spec"]["resourceAttributes"]
         plural, group = attributes["resource"], attributes.get("group", "")
         key = f"{plural}.{group}" if group else plural
         names = (attributes.get(part, "") for part in ("subresource", "namespace", "name"))
-        return {**body, "status": {"allowed": self.allowed(user, attributes["verb"], key, *names)}}
+        return {**body, "status": {"allowed": self.allowed(attributes["verb"], key, *names)}}

@@ -8,14 +8,13 @@ import contextlib
 import time
 from datetime import datetime
 
-from remote.cluster.quantities import parse_quantity
 from tests.support.kubernetes.api.answers import Json, Refusal
 from tests.support.kubernetes.api.handlers import Api
 from tests.support.kubernetes.controllers.jobs import JobController
-from tests.support.kubernetes.controllers.scheduler import Scheduler, tolerates
+from tests.support.kubernetes.controllers.scheduler import Scheduler
 from tests.support.kubernetes.node.nodes import OUT_OF_SERVICE, UNREACHABLE, Nodes
 from tests.support.kubernetes.store.resources import Target, by_key
-from tests.support.kubernetes.store.store import Change, Store, now, set_condition, true_conditions
+from tests.support.kubernetes.store.store import Change, Store, set_condition, true_conditions
 
 _IDLE_SEC = 0.2  # the interval of passes without changes, for deadlines and tolerations
 _NAMESPACE_SEC = 2.0  # the delay before a deleted namespace is emptied, so that a `kubectl delete -f` finishes first
@@ -30,7 +29,6 @@ class Controllers:
         self._scheduler = Scheduler(store)
         self.jobs = JobController(store, self._create_pod, self.delete_pod)
         self._changed = asyncio.Event()
-        self._refused_at = 0.0
         store.listen(self._on_change)
 
     def _on_change(self, _: Change) -> None:
@@ -53,14 +51,8 @@ class Controllers:
         self._scheduler.run()
 
     def _create_pod(self, namespace: str, pod: Json) -> None:
-        if time.monotonic() < self._refused_at + 1.0:
-            raise Refusal(429, "TooManyRequests", "waiting after a refusal")
         at = Target(resource=by_key("pods"), namespace=namespace)
-        try:
-            self._api.writer.write("POST", at, pod, {"fieldManager": "kube-controller-manager"}, "application/json")
-        except Refusal:
-            self._refused_at = time.monotonic()  # the real controller backs off too
-            raise
+        self._api.writer.write("POST", at, pod, {"fieldManager": "kube-controller-manager"}, "application/json")
 
     def delete_pod(self, namespace: str, pod: str, grace: int | None = None) -> None:
         options = {} if grace is None else {"gracePeriodSeconds": grace}
@@ -83,51 +75,14 @@ class Controllers:
                 self._store.create("configmaps", name, made)
 
     def _claims(self) -> None:
-        """Bind claims to existing volumes."""
+        """Bind claims to the volumes that they name."""
         for claim in self._store.list("persistentvolumeclaims"):
-            if claim.get("status", {}).get("phase") == "Bound":
+            name = claim["spec"].get("volumeName", "")
+            volume = self._store.find("persistentvolumes", "", name)
+            if volume is None or claim["status"]["phase"] == "Bound":
                 continue
-            volume = self._volume_for(claim)
-            if volume is not None:
-                self._bind(claim, volume)
-
-    def _volume_for(self, claim: Json) -> Json | None:
-        spec = claim["spec"]
-        for volume in self._store.list("persistentvolumes"):
-            reserved = volume["spec"].get("claimRef")
-            if reserved and (reserved["namespace"], reserved["name"]) != (
-                claim["metadata"]["namespace"],
-                claim["metadata"]["name"],
-            ):
-                continue
-            if spec.get("volumeName") not in (None, volume["metadata"]["name"]):
-                continue
-            enough = parse_quantity(volume["spec"]["capacity"]["storage"]) >= parse_quantity(
-                spec["resources"]["requests"]["storage"]
-            )
-            same_class = volume["spec"].get("storageClassName", "") == (spec.get("storageClassName") or "")
-            modes = set(spec.get("accessModes", [])) <= set(volume["spec"].get("accessModes", []))
-            free = reserved is not None or volume.get("status", {}).get("phase") == "Available"
-            if enough and same_class and modes and free:
-                return volume
-        return None
-
-    def _bind(self, claim: Json, volume: Json) -> None:
-        name, metadata = volume["metadata"]["name"], claim["metadata"]
-        reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": metadata["namespace"]}
-        reference |= {"name": metadata["name"], "uid": metadata["uid"]}
-
-        def bind_volume(changed: Json) -> None:
-            changed["spec"]["claimRef"] = reference
-            changed["status"] = {"phase": "Bound", "lastPhaseTransitionTime": now()}
-
-        def bind_claim(changed: Json) -> None:
-            changed["spec"]["volumeName"] = name
-            status = {"phase": "Bound", "accessModes": volume["spec"].get("accessModes", [])}
-            changed["status"] = {**status, "capacity": volume["spec"]["capacity"]}
-
-        self._store.edit("persistentvolumes", "", name, bind_volume)
-        self._store.edit("persistentvolumeclaims", metadata["namespace"], metadata["name"], bind_claim)
+            self._store.replace("persistentvolumes", {**volume, "status": {"phase": "Bound"}})
+            self._store.replace("persistentvolumeclaims", {**claim, "status": {"phase": "Bound"}})
 
     def _evict(self) -> None:
         """Mark the pods of lost nodes for deletion when their tolerations have expired; end them if a node is off."""
@@ -152,11 +107,9 @@ class Controllers:
         self.delete_pod(namespace, name, grace=0)
 
     def _toleration_sec(self, pod: Json, taint: Json) -> float:
-        if not tolerates(pod["spec"], taint):
-            return 0.0
         limits = [
             toleration["tolerationSeconds"]
-            for toleration in pod["spec"].get("tolerations", [])
+            for toleration in pod["spec"]["tolerations"]
             if toleration.get("key") in (None, taint["key"]) and "tolerationSeconds" in toleration
         ]
         return min(limits) * self._toleration_scale if limits else float("inf")

@@ -4,53 +4,52 @@ As recorded from Kubernetes 1.34 and 1.36: a pod has a finalizer until it is cou
 the default with a podFailurePolicy, that is when it has ended: a pod that a dead node cannot end, or that was deleted
 by force there, stays and has no replacement. Else its deletion counts as a failure, and its replacement starts at once.
 
-Not covered: podFailurePolicy beyond Ignore of DisruptionTarget and FailJob on exit codes, successPolicy, TTL,
-activeDeadlineSeconds, maxFailedIndexes, the back-off delay between retries (a replacement is created immediately).
+Not covered: Jobs that are not Indexed, podFailurePolicy beyond Ignore of DisruptionTarget and FailJob on exit codes,
+successPolicy, backoffLimit, TTL, activeDeadlineSeconds, maxFailedIndexes, the back-off delay between retries (a
+replacement is created immediately).
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from tests.support.kubernetes.api.answers import Json, Refusal, deep_copy
-from tests.support.kubernetes.store.store import Store, condition, now, suffix, true_conditions
+from tests.support.kubernetes.store.store import Store, condition, suffix, true_conditions
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 _TRACKING = "batch.kubernetes.io/job-tracking"
+_ACTIVE = ("Pending", "Running")
 
 
 def format_indexes(indexes: set[int]) -> str:
     """Format indexes like completedIndexes: `0-2,5`; a span of two is `0,1`."""
     spans: list[list[int]] = []
     for index in sorted(indexes):
-        if spans and spans[-1][1] == index - 1:
-            spans[-1][1] = index
+        if spans and spans[-1][-1] == index - 1:
+            spans[-1].append(index)
         else:
-            spans.append([index, index])
-    parts = []
-    for first, last in spans:
-        parts.append(str(first) if first == last else f"{first},{last}" if last == first + 1 else f"{first}-{last}")
-    return ",".join(parts)
+            spans.append([index])
+    return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 2 else ",".join(map(str, span)) for span in spans)
 
 
 def parse_indexes(text: str) -> set[int]:
-    indexes: set[int] = set()
-    for span in filter(None, text.split(",")):
-        first, _, last = span.partition("-")
-        indexes |= set(range(int(first), int(last or first) + 1))
-    return indexes
+    spans = [span.partition("-") for span in filter(None, text.split(","))]
+    return {index for first, _, last in spans for index in range(int(first), int(last or first) + 1)}
 
 
 def _index(pod: Json) -> int:
-    return int(pod["metadata"].get("annotations", {}).get(INDEX, -1))
+    return int(pod["metadata"]["annotations"][INDEX])
 
 
 def _phase(pod: Json) -> str:
     return str(pod.get("status", {}).get("phase", "Pending"))
 
 
-def _counts_now(job: Json, pod: Json) -> bool:
-    """Return whether a pod without success counts as failed."""
-    going = pod["metadata"].get("deletionTimestamp") and job["spec"].get("podReplacementPolicy") != "Failed"
-    return bool(going) or _phase(pod) not in ("Pending", "Running")
+def _is_going(obj: Json) -> bool:
+    return "deletionTimestamp" in obj["metadata"]
+
+
+def _is_owned(pod: Json, jobs: set[str]) -> bool:
+    return any(ref["uid"] in jobs for ref in pod["metadata"].get("ownerReferences", []))
 
 
 def _failed_container(pod: Json) -> Json | None:
@@ -74,19 +73,23 @@ class JobController:
         """`create_pod(namespace, pod)` runs the API's admission; `delete_pod(namespace, name)` gives grace."""
         self._store = store
         self._create_pod, self._delete_pod = create_pod, delete_pod
-        self._failures: dict[str, dict[int, int]] = {}  # Job uid to failures by index
+        self._failures: dict[str, Counter[int]] = defaultdict(Counter)  # Job uid to failures by index
+
+    def _current(self) -> list[Json]:
+        return [
+            job
+            for job in self._store.list("jobs.batch")
+            if job["spec"]["completionMode"] == "Indexed"
+            and not _is_going(job)
+            and not true_conditions(job) & {"Complete", "Failed"}
+        ]
 
     def run(self) -> None:
-        for job in self._store.list("jobs.batch"):
-            if not job["metadata"].get("deletionTimestamp"):
-                self._sync(job)
-        current = {
-            job["metadata"]["uid"]
-            for job in self._store.list("jobs.batch")
-            if not job["metadata"].get("deletionTimestamp") and not true_conditions(job) & {"Complete", "Failed"}
-        }
+        for job in self._current():
+            self._sync(job)
+        current = {job["metadata"]["uid"] for job in self._current()}
         for pod in self._store.list("pods"):
-            if not any(ref["uid"] in current for ref in pod["metadata"].get("ownerReferences", [])):
+            if not _is_owned(pod, current):
                 self._release(pod)
 
     def _release(self, pod: Json) -> None:
@@ -97,82 +100,48 @@ class JobController:
                 "pods", metadata["namespace"], metadata["name"], lambda changed: changed["metadata"].pop("finalizers")
             )
 
-    def _pods(self, job: Json) -> list[Json]:
-        uid = job["metadata"]["uid"]
-        return [
-            pod
-            for pod in self._store.list("pods", job["metadata"]["namespace"])
-            if any(ref["uid"] == uid for ref in pod["metadata"].get("ownerReferences", []))
-        ]
-
     def _sync(self, job: Json) -> None:
-        status = deep_copy(job.get("status", {}))
-        if true_conditions(job) & {"Complete", "Failed"}:
-            return
-        pods = self._pods(job)
-        status.setdefault("startTime", now())
-        status.setdefault("uncountedTerminatedPods", {})
-        done, failed = parse_indexes(status.get("completedIndexes", "")), parse_indexes(status.get("failedIndexes", ""))
-        verdict = self._count(job, pods, status, done, failed)
-        if not verdict:
-            verdict = self._verdict(job, status, done, failed)
-        active = [pod for pod in pods if _phase(pod) in ("Pending", "Running")]
-        alive = [pod for pod in active if not pod["metadata"].get("deletionTimestamp")]
+        """Count the pods that have ended; then end the Job, or create the pods that are missing."""
+        metadata, status = job["metadata"], deep_copy(job.get("status", {}))
+        pods = [pod for pod in self._store.list("pods", metadata["namespace"]) if _is_owned(pod, {metadata["uid"]})]
+        done = parse_indexes(status.get("completedIndexes", ""))
+        verdict = self._count(job, pods, status, done) or self._verdict(job, done)
+        active = [pod for pod in pods if _phase(pod) in _ACTIVE]
+        alive = [pod for pod in active if not _is_going(pod)]
+        status["terminating"] = len(active) - len(alive)
         if verdict:
-            self._end(job, status, verdict, alive)
-            return
-        alive += self._create(job, pods, alive, done, failed, status)
-        self._set_counts(status, alive, len(active) - len([p for p in active if p in alive]))
-        self._write(job, status)
-
-    @staticmethod
-    def _set_counts(status: Json, alive: list[Json], terminating: int) -> None:
-        ready = sum("Ready" in true_conditions(pod) for pod in alive)
-        status |= {"active": len(alive), "ready": ready, "terminating": terminating}
-        if not alive:
-            del status["active"]
-
-    def _write(self, job: Json, status: Json) -> None:
-        metadata = job["metadata"]
+            for pod in alive:
+                self._delete_pod(metadata["namespace"], pod["metadata"]["name"])
+            kind, reason, message = verdict
+            status["conditions"] = [condition(kind, "True", reason=reason, message=message)]
+            if kind == "Failed":
+                status["failed"] = status.get("failed", 0) + len(alive)
+            alive = []
+        else:
+            alive += self._create(job, pods, alive, done)
+        status |= {"active": len(alive), "ready": sum("Ready" in true_conditions(pod) for pod in alive)}
+        if done:
+            status["completedIndexes"] = format_indexes(done)
         self._store.edit("jobs.batch", metadata["namespace"], metadata["name"], lambda j: j.update(status=status))
 
-    def _count(self, job: Json, pods: list[Json], status: Json, done: set[int], failed: set[int]) -> tuple[str, ...]:
+    def _count(self, job: Json, pods: list[Json], status: Json, done: set[int]) -> tuple[str, ...]:
         """Count each finished pod once in the status; return the verdict of a failure policy that applies, or ()."""
-        indexed = job["spec"].get("completionMode") == "Indexed"
         for pod in pods:
-            phase, index = _phase(pod), _index(pod)
-            tracked = _TRACKING in pod["metadata"].get("finalizers", [])
-            if phase == "Succeeded":
-                # Includes a pod that was counted as failed at the start of its deletion and then exited with 0.
-                if index not in done if indexed else tracked:
-                    status["succeeded"] = status.get("succeeded", 0) + 1
-                    done |= {index} if indexed else set()
+            is_tracked = _TRACKING in pod["metadata"].get("finalizers", [])
+            counts_as_going = _is_going(pod) and job["spec"]["podReplacementPolicy"] != "Failed"
+            if _phase(pod) == "Succeeded":
+                done.add(_index(pod))
                 self._release(pod)
-                continue
-            if not tracked or not _counts_now(job, pod):
-                continue
-            self._release(pod)
-            action = self._policy(job, pod)
-            if action == "FailJob":
+            elif is_tracked and (counts_as_going or _phase(pod) not in _ACTIVE):
+                self._release(pod)
+                action = self._policy(job, pod)
+                if action == "Ignore":
+                    continue
                 status["failed"] = status.get("failed", 0) + 1
-                return "Failed", "PodFailurePolicy", _policy_message(pod)
-            if action != "Ignore":
-                self._fail(job, status, index, failed)
-        if indexed:
-            status["completedIndexes"] = format_indexes(done)
-            if not status["completedIndexes"]:
-                del status["completedIndexes"]
-            if "backoffLimitPerIndex" in job["spec"]:
-                status["failedIndexes"] = format_indexes(failed)
+                if action == "FailJob":
+                    return "Failed", "PodFailurePolicy", _policy_message(pod)
+                self._failures[job["metadata"]["uid"]][_index(pod)] += 1
         return ()
-
-    def _fail(self, job: Json, status: Json, index: int, failed: set[int]) -> None:
-        failures = self._failures.setdefault(job["metadata"]["uid"], {})
-        status["failed"] = status.get("failed", 0) + 1
-        failures[index] = failures.get(index, 0) + 1
-        per_index = job["spec"].get("backoffLimitPerIndex")
-        if per_index is not None and failures[index] > per_index:
-            failed.add(index)
 
     @staticmethod
     def _policy(job: Json, pod: Json) -> str:
@@ -188,54 +157,26 @@ class JobController:
                 return str(rule["action"])
         return "Count"
 
-    def _verdict(self, job: Json, status: Json, done: set[int], failed: set[int]) -> tuple[str, ...]:
-        spec = job["spec"]
-        if status.get("failed", 0) > spec.get("backoffLimit", 6):
-            return "Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit"
-        wanted = spec.get("completions")
-        if spec.get("completionMode") == "Indexed":
-            if len(done | failed) >= wanted:
-                return ("Failed", "FailedIndexes", "Job has failed indexes") if failed else _complete()
+    def _failed(self, job: Json) -> set[int]:
+        limit = job["spec"].get("backoffLimitPerIndex", float("inf"))
+        return {index for index, count in self._failures[job["metadata"]["uid"]].items() if count > limit}
+
+    def _verdict(self, job: Json, done: set[int]) -> tuple[str, ...]:
+        failed = self._failed(job)
+        if len(done | failed) < job["spec"]["completions"]:
             return ()
-        return _complete() if wanted and status.get("succeeded", 0) >= wanted else ()
+        if failed:
+            return "Failed", "FailedIndexes", "Job has failed indexes"
+        return "Complete", "CompletionsReached", "Reached expected number of succeeded pods"
 
-    def _end(self, job: Json, status: Json, verdict: tuple[str, ...], alive: list[Json]) -> None:
-        kind, reason, message = verdict
-        for pod in alive:
-            self._delete(pod)
-        conditions = status.setdefault("conditions", [])
-        target = "SuccessCriteriaMet" if kind == "Complete" else "FailureTarget"
-        conditions.append(_condition(target, reason, message))
-        conditions.append(_condition(kind, reason, message))
-        self._set_counts(status, [], 0)
-        if kind == "Failed":
-            status["failed"] = status.get("failed", 0) + len(alive)
-        if kind == "Complete":
-            status["completionTime"] = now()
-        self._write(job, status)
-
-    def _delete(self, pod: Json) -> None:
-        metadata = pod["metadata"]
-        if metadata.get("deletionTimestamp"):
-            return
-        self._delete_pod(metadata["namespace"], metadata["name"])
-
-    def _create(
-        self, job: Json, pods: list[Json], alive: list[Json], done: set[int], failed: set[int], status: Json
-    ) -> list[Json]:
+    def _create(self, job: Json, pods: list[Json], alive: list[Json], done: set[int]) -> list[Json]:
         spec = job["spec"]
-        wanted = spec.get("completions")
-        room = spec.get("parallelism", 1) - len(alive)
-        if spec.get("completionMode") == "Indexed":
-            # A pod that is being deleted keeps its index only under podReplacementPolicy Failed.
-            going = pods if spec.get("podReplacementPolicy") == "Failed" else alive
-            busy = {_index(pod) for pod in going if _phase(pod) in ("Pending", "Running")}
-            free = [index for index in range(wanted) if index not in done | failed | busy]
-        else:
-            left = (wanted - status.get("succeeded", 0) - len(alive)) if wanted is not None else room
-            free = [-1] * max(0, left)
+        # A pod that is being deleted keeps its index only under podReplacementPolicy Failed.
+        going = pods if spec["podReplacementPolicy"] == "Failed" else alive
+        busy = {_index(pod) for pod in going if _phase(pod) in _ACTIVE} | done | self._failed(job)
+        free = [index for index in range(spec["completions"]) if index not in busy]
         made = []
-        for index in free[: max(0, room)]:
+        for index in free[: max(0, spec["parallelism"] - len(alive))]:
             pod = self._template(job, index)
             try:
                 self._create_pod(job["metadata"]["namespace"], pod)
@@ -247,30 +188,19 @@ class JobController:
     def _template(self, job: Json, index: int) -> Json:
         template, name = deep_copy(job["spec"]["template"]), job["metadata"]["name"]
         metadata = template.setdefault("metadata", {})
-        middle = f"-{index}" if index >= 0 else ""
-        metadata |= {"name": f"{name}{middle}-{suffix()}", "generateName": f"{name}{middle}-"}
-        metadata["finalizers"] = [_TRACKING]
-        metadata["ownerReferences"] = [
-            {
-                "apiVersion": "batch/v1",
-                "kind": "Job",
-                "name": name,
-                "uid": job["metadata"]["uid"],
-                "controller": True,
-                "blockOwnerDeletion": True,
-            }
-        ]
-        if index >= 0:
-            metadata.setdefault("labels", {})[INDEX] = str(index)
-            metadata.setdefault("annotations", {})[INDEX] = str(index)
-            if "backoffLimitPerIndex" in job["spec"]:
-                failures = self._failures.get(job["metadata"]["uid"], {}).get(index, 0)
-                metadata["annotations"]["batch.kubernetes.io/job-index-failure-count"] = str(failures)
-            spec = template["spec"]
-            spec.setdefault("hostname", f"{name}-{index}")
-            where = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{INDEX}']"}}
-            for container in [*spec.get("initContainers", []), *spec["containers"]]:
-                container.setdefault("env", []).append({"name": "JOB_COMPLETION_INDEX", "valueFrom": where})
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
+        metadata |= {
+            "name": f"{name}-{index}-{suffix()}",
+            "finalizers": [_TRACKING],
+            "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
+        }
+        for kind in ("labels", "annotations"):
+            metadata.setdefault(kind, {})[INDEX] = str(index)
+        spec = template["spec"]
+        spec.setdefault("hostname", f"{name}-{index}")
+        where = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{INDEX}']"}}
+        for container in [*spec.get("initContainers", []), *spec["containers"]]:
+            container.setdefault("env", []).append({"name": "JOB_COMPLETION_INDEX", "valueFrom": where})
         return {"apiVersion": "v1", "kind": "Pod", **template}
 
 
@@ -279,11 +209,3 @@ def _policy_message(pod: Json) -> str:
     failed = _failed_container(pod) or {}
     code = failed["state"]["terminated"]["exitCode"]
     return f"Container {failed['name']} for pod {where} failed with exit code {code} matching FailJob rule at index 0"
-
-
-def _complete() -> tuple[str, ...]:
-    return "Complete", "CompletionsReached", "Reached expected number of succeeded pods"
-
-
-def _condition(kind: str, reason: str, message: str) -> Json:
-    return condition(kind, "True", lastProbeTime=now(), reason=reason, message=message)

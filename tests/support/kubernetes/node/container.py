@@ -7,12 +7,11 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.kubernetes.api.answers import Json
-from tests.support.kubernetes.store.store import now, now_micro
+from tests.support.kubernetes.store.store import now
 
 _SANDBOX = Path(__file__).with_name("sandbox.py")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -23,40 +22,6 @@ def termination_log(root: str | Path) -> Path:
     return Path(f"{root}-message")
 
 
-class Log:
-    """A container's output by lines, for several readers and followers."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, bytes]] = []
-        self.open = True
-        self._more = asyncio.Event()
-
-    def add(self, line: bytes) -> None:
-        self.lines.append((now_micro(), line))
-        self._wake()
-
-    def close(self) -> None:
-        self.open = False
-        self._wake()
-
-    def _wake(self) -> None:
-        self._more.set()
-        self._more = asyncio.Event()
-
-    async def follow(self, start: int) -> AsyncIterator[tuple[str, bytes]]:
-        """Yield the lines from `start` on, until the container has ended."""
-        at = start
-        while True:
-            more = self._more
-            for line in self.lines[at:]:
-                at += 1
-                yield line
-            if at >= len(self.lines):
-                if not self.open:
-                    return
-                await more.wait()
-
-
 @dataclass(kw_only=True)
 class Container:
     """A pod's container, which runs once. `state` has the API's form."""
@@ -64,7 +29,7 @@ class Container:
     name: str
     spec: Json
     environment: dict[str, str] = field(default_factory=dict)
-    log: Log = field(default_factory=Log)
+    log: list[bytes] = field(default_factory=list)  # lines
     state: Json = field(default_factory=lambda: {"waiting": {"reason": "ContainerCreating"}})
     ready: bool = False
     pid: int | None = None
@@ -131,23 +96,14 @@ class Container:
         self.pid, self.ready = None, False
         ended = {"startedAt": started, "finishedAt": now()}
         if "error" in report:
-            file = report["file"]
-            missing = (
-                "executable file not found in $PATH" if "/" not in file else f"stat {file}: no such file or directory"
-            )
-            message = (
-                "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create "
-                f'failed: unable to start container process: exec: "{file}": {missing}: unknown'
-            )
-            ended |= {"exitCode": 128, "reason": "StartError", "message": message if file else report["error"]}
+            ended |= {"exitCode": 128, "reason": "StartError", "message": report["error"]}
         else:
             code = report.get("exit", 137)
             reason = self.kill_reason or ("Completed" if code == 0 else "Error")
             ended |= {"exitCode": code, "reason": reason}
-            if message := termination_log(root).read_text(errors="replace")[:4096]:
+            if message := termination_log(root).read_text(errors="replace"):
                 ended["message"] = message
         self.state = {"terminated": ended}
-        self.log.close()
         await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
         self.ended.set()
 
@@ -156,9 +112,9 @@ class Container:
         while data := await stream.read(65536):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                self.log.add(line + b"\n")
+                self.log.append(line + b"\n")
         if rest:
-            self.log.add(rest)
+            self.log.append(rest)
 
     def signal(self, number: int) -> None:
         if self.pid is not None:
@@ -167,16 +123,6 @@ class Container:
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
-
-    def missing_binary(self, file: str) -> str:
-        """Return the runtime's message if `file` cannot be started here, otherwise ""."""
-        root = f"/proc/{self.pid}/root"
-        if "/" in file:
-            path = os.path.join(f"/proc/{self.pid}/cwd" if not file.startswith("/") else root, file.lstrip("/"))
-            return "" if os.path.lexists(path) else f"stat {file}: no such file or directory"
-        folders = self.environment.get("PATH", DEFAULT_PATH).split(":")
-        exists = any(os.path.lexists(f"{root}{folder}/{file}") for folder in folders)
-        return "" if exists else "executable file not found in $PATH"
 
     async def execute(self, argv: list[str], *, stdin: bool) -> asyncio.subprocess.Process:
         """Start `argv` in the container as its user. The process dies with PID 1, but not with the exec stream."""

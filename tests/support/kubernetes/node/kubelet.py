@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.kubernetes.api.answers import Json
+from tests.support.kubernetes.faults import Faults
 from tests.support.kubernetes.node.container import DEFAULT_PATH, Container
-from tests.support.kubernetes.node.images import Images
 from tests.support.kubernetes.node.names import Names
 from tests.support.kubernetes.node.nodes import Node, Nodes
 from tests.support.kubernetes.node.podworker import PodWorker
@@ -20,8 +20,8 @@ from tests.support.kubernetes.store.store import Change, Store
 class Kubelet:
     """PodWorkers by pod uid. Every image is the machine itself, read-only."""
 
-    def __init__(self, store: Store, nodes: Nodes, images: Images, state: Path, configuration: Json) -> None:
-        self.store, self.nodes, self.images, self.state = store, nodes, images, state
+    def __init__(self, store: Store, nodes: Nodes, faults: Faults, state: Path, configuration: Json) -> None:
+        self.store, self.nodes, self.faults, self.state = store, nodes, faults, state
         self.image_environment: dict[str, str] = configuration["image_environment"]
         # Includes the running Python's folders, unless they are in the tree that every container sees.
         wanted = dict.fromkeys([*configuration["image_paths"], sys.prefix, sys.base_prefix])

@@ -35,7 +35,7 @@ class PodWorker:
         self.address = ""
         self.starts = 0
         self.started_at = now()
-        self.reason, self.message = "", ""  # Evicted, DeadlineExceeded
+        self.reason, self.message = "", ""  # Evicted
         self.disrupted = ""
         self.initialized = False
         self.finished = False
@@ -52,8 +52,10 @@ class PodWorker:
         """Notify the worker that the pod's object has changed."""
         self._changed.set()
 
-    def evict(self, reason: str, message: str) -> None:
-        self.reason, self.message, self.disrupted = reason, message, "TerminationByKubelet"
+    def evict(self) -> None:
+        """Evict the pod like the kubelet: killed, phase Failed, reason Evicted."""
+        self.reason, self.disrupted = "Evicted", "TerminationByKubelet"
+        self.message = "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "
         self._evicted.set()
 
     def oom_kill(self) -> None:
@@ -75,9 +77,9 @@ class PodWorker:
             )
 
     async def _supervise(self) -> None:
-        """Run the pod until it ends, is deleted or evicted, or exceeds its deadline; then stop and remove it."""
+        """Run the pod until it ends, is deleted or evicted; then stop and remove it."""
         life = asyncio.create_task(self._run())
-        ends = [asyncio.create_task(wait()) for wait in (self._deletion, self._evicted.wait, self._deadline)]
+        ends = [asyncio.create_task(wait()) for wait in (self._deletion, self._evicted.wait)]
         try:
             await asyncio.wait([life, *ends], return_when=asyncio.FIRST_COMPLETED)
             if life.done():
@@ -86,7 +88,7 @@ class PodWorker:
             for task in (life, *ends[1:]):
                 task.cancel()
         if not ends[0].done() and not life.done():
-            await self._stop(self._grace() if self.reason == "DeadlineExceeded" else 0)
+            await self._stop(0)
         if not ends[0].done():
             self.finished = True
             await self.report()
@@ -104,9 +106,6 @@ class PodWorker:
                 self.kubelet.store.remove("pods", self.namespace, self.name)
         self.kubelet.forget(self)
 
-    def _grace(self) -> float:
-        return float(self.pod["spec"].get("terminationGracePeriodSeconds", 30))
-
     def _deletion_grace(self) -> float:
         current = self._current()
         return float(current["metadata"].get("deletionGracePeriodSeconds", 0)) if current else 0.0
@@ -120,13 +119,6 @@ class PodWorker:
             if current is None or current["metadata"].get("deletionTimestamp"):
                 return
             await self._changed.wait()
-
-    async def _deadline(self) -> None:
-        limit = self.pod["spec"].get("activeDeadlineSeconds")
-        if limit is None:
-            await asyncio.Event().wait()
-        await asyncio.sleep(limit)
-        self.reason, self.message = "DeadlineExceeded", "Pod was active on the node longer than the specified deadline"
 
     async def _stop(self, grace: float) -> None:
         """Send SIGTERM to every running container, and SIGKILL after `grace` seconds."""
@@ -162,8 +154,6 @@ class PodWorker:
             await container.ended.wait()
         finally:
             probe.cancel()
-        if len(self.main) > 1:
-            await self.report()
 
     async def _start_container(self, container: Container) -> None:
         spec = container.spec
@@ -175,10 +165,7 @@ class PodWorker:
         start = asyncio.create_task(container.start(self._sandbox(spec, folders, variables, argv)))
         self._starts.append(start)
         await asyncio.shield(start)  # not cancelled with the pod, so that its process is known and can be killed
-        if container.running:
-            container.ready = "readinessProbe" not in spec
-        else:
-            await container.ended.wait()
+        container.ready = "readinessProbe" not in spec
         await self.report()
 
     def _sandbox(self, container: Json, folders: list[Json], variables: dict[str, str], argv: list[str]) -> Json:
@@ -216,7 +203,7 @@ class PodWorker:
         image = container.spec["image"]
         if image in self.node.present_images and container.spec.get("imagePullPolicy") != "Always":
             return
-        while (failing := self.kubelet.images.failure_of(image)) is not None:
+        while (failing := self.kubelet.faults.of_pull(image)) is not None:
             container.state = {"waiting": {"reason": "ErrImagePull", "message": failing}}
             await self.report()
             await asyncio.sleep(_RETRY_SEC)

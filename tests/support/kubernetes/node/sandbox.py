@@ -1,8 +1,8 @@
 """Sandbox of a container: a process in its own namespaces with the machine's programs and the pod's folders.
 
 Runs as a script with the specification (JSON) on standard input. It stays as the parent of the container's PID 1, like
-containerd's shim, and writes JSON lines to the file descriptor in its first argument: {"pid": N}, {"error": reason,
-"file": program}, {"exit": code}.
+containerd's shim, and writes JSON lines to the file descriptor in its first argument: {"pid": N}, {"error": reason},
+{"exit": code}.
 
 Own namespaces: mounts, processes, host name, IPC. Shared with the machine: network, users, kernel limits. The container
 sees the machine's /usr, /bin, /lib, /etc, /opt and the folders of `image_paths`, all read-only. All processes die with
@@ -130,10 +130,10 @@ def main() -> None:
                 os.set_inheritable(report_fd, False)
                 _start_command(spec)
             except OSError as error:
-                os.write(starting, json.dumps({"error": error.strerror, "file": spec["argv"][0]}).encode())
+                os.write(starting, json.dumps({"error": f"exec {spec['argv'][0]}: {error.strerror}"}).encode())
             os._exit(127)
     except OSError as error:
-        report(error=str(error), file="")
+        report(error=str(error))
         return
     os.close(starting)
     failed = os.read(started, 65536)

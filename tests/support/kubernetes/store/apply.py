@@ -1,100 +1,83 @@
 """Server-side apply: field owners, conflicts, and removal of fields that are no longer applied.
 
-The owners are in `Store.owners`, not in the objects' `managedFields`, which no client here reads.
+A list is one field, which its last manager owns as a whole. The owners are in `Store.owners`, not in the objects'
+`managedFields`, which no client here reads.
 """
 
 from typing import Any
 
 from tests.support.kubernetes.api.answers import Json, Refusal, deep_copy
-from tests.support.kubernetes.store.ownership import Path, format_path, key_of, owned, remove
-from tests.support.kubernetes.store.resources import Resource
-from tests.support.kubernetes.store.schema import child, items, list_keys, schema_of
 
+Path = tuple[str, ...]
 Managers = dict[tuple[str, str], set[Path]]
 """(manager, operation) to the paths that it owns."""
 
-
-def _merge(live: Any, config: Any, schema: Json) -> Any:
-    """Merge `config` into `live`: maps by field, keyed lists by key; replace other values."""
-    atomic = schema.get("x-kubernetes-map-type") == "atomic"
-    if isinstance(live, dict) and isinstance(config, dict) and not atomic:
-        made = dict(live)
-        for name, value in config.items():
-            made[name] = _merge(live[name], value, child(schema, name) or {}) if name in live else deep_copy(value)
-        return made
-    if isinstance(live, list) and isinstance(config, list):
-        if keys := list_keys(schema):
-            made_list = list(live)
-            at = {key_of(item, keys): index for index, item in enumerate(live)}
-            for item in config:
-                index = at.get(key_of(item, keys))
-                if index is None:
-                    made_list.append(deep_copy(item))
-                else:
-                    made_list[index] = _merge(live[index], item, items(schema))
-            return made_list
-        if schema.get("x-kubernetes-list-type") == "set":
-            return live + [value for value in config if value not in live]
-    return deep_copy(config)
+_METADATA = ("labels", "annotations", "finalizers", "ownerReferences")
 
 
-def apply(
-    resource: Resource, live: Json | None, owners: Managers, config: Json, manager: str, *, force: bool
-) -> tuple[Json, Managers]:
+def _paths(value: Any, at: Path = ()) -> dict[Path, Any]:
+    """Return the path of every value but filled maps."""
+    if not isinstance(value, dict) or not value:
+        return {at: value} if at else {}
+    return {path: leaf for name, inner in value.items() for path, leaf in _paths(inner, (*at, name)).items()}
+
+
+def _owned(obj: Json) -> dict[Path, Any]:
+    """Return the paths of an object that can be owned: all but its identity and its status."""
+    rest = {name: value for name, value in obj.items() if name not in ("apiVersion", "kind", "metadata", "status")}
+    metadata = {name: value for name, value in obj.get("metadata", {}).items() if name in _METADATA}
+    return _paths({**rest, "metadata": metadata} if metadata else rest)
+
+
+def _merge(live: Any, config: Any) -> Any:
+    if not isinstance(live, dict) or not isinstance(config, dict):
+        return deep_copy(config)
+    return {**live, **{name: _merge(live.get(name), value) for name, value in config.items()}}
+
+
+def _remove(value: Json, path: Path) -> None:
+    """Remove the field at `path`, and the maps that it leaves empty."""
+    name, rest = path[0], path[1:]
+    if rest and isinstance(value.get(name), dict):
+        _remove(value[name], rest)
+    if not rest or value.get(name) == {}:
+        value.pop(name, None)
+
+
+def apply(live: Json | None, owners: Managers, config: Json, manager: str, *, force: bool) -> tuple[Json, Managers]:
     """Return the object and its owners after `manager` applies `config`. Raises Refusal (409) on conflicts."""
-    schema = schema_of(resource)
-    wanted = owned(config, schema)
-    key = (manager, "Apply")
+    wanted, key = _owned(config), (manager, "Apply")
     if live is None:
         return deep_copy(config), {key: set(wanted)}
+    present = _owned(live)
+    changed = {path for path, value in wanted.items() if present.get(path) != value}
     others = {name: paths for name, paths in owners.items() if name != key}
-    present = owned(live, schema)
-    conflicts = [
-        (name, path)
-        for name, theirs in others.items()
-        for path in sorted(theirs & wanted.keys())
-        if not path[-1].startswith("k:") and present.get(path) != wanted[path]
-    ]
-    if conflicts and not force:
-        raise _conflict([(_manager_text(name, resource), path) for name, path in conflicts])
-    lost = set(conflicts)
-    others = {name: {path for path in paths if (name, path) not in lost} for name, paths in others.items()}
-    made = _merge(deep_copy(live), {k: v for k, v in config.items() if k != "metadata"}, schema)
-    made["metadata"] = _merge(made["metadata"], config.get("metadata", {}), child(schema, "metadata") or {})
-    theirs = set[Path]().union(*others.values())
-    for path in sorted(owners.get(key, set()) - wanted.keys() - theirs, key=len, reverse=True):
-        remove(made, path, schema)
+    if not force:
+        _check_conflicts(others, changed)
+    others = {name: paths - changed for name, paths in others.items()}
+    made = _merge(live, config)
+    for path in owners.get(key, set()) - wanted.keys() - set[Path]().union(*others.values()):
+        _remove(made, path)
     return made, {**others, key: set(wanted)}
 
 
-def _manager_text(manager: tuple[str, str], resource: Resource) -> str:
-    """Format a manager for a conflict's message: one that updated has its API version."""
-    name, operation = manager
-    return f'"{name}"' if operation == "Apply" else f'"{name}" using {resource.api_version}'
-
-
-def _conflict(conflicts: list[tuple[str, Path]]) -> Refusal:
-    if len(conflicts) > 1:
-        by_manager: dict[str, list[str]] = {}
-        for name, path in conflicts:
-            by_manager.setdefault(name, []).append(format_path(path))
-        text = "\n".join(f"conflicts with {name}:\n- " + "\n- ".join(where) for name, where in by_manager.items())
-        message = f"Apply failed with {len(conflicts)} conflicts: {text}"
-    else:
-        ((name, path),) = conflicts
-        message = f"Apply failed with 1 conflict: conflict with {name}: {format_path(path)}"
-    causes = [
-        {"reason": "FieldManagerConflict", "message": f"conflict with {name}", "field": format_path(path)}
-        for name, path in conflicts
+def _check_conflicts(others: Managers, changed: set[Path]) -> None:
+    conflicts = [
+        (name, f".{'.'.join(path)}") for (name, _), paths in others.items() for path in sorted(paths & changed)
     ]
-    return Refusal(409, "Conflict", message, {"causes": causes})
+    if conflicts:
+        causes = [
+            {"reason": "FieldManagerConflict", "message": f'conflict with "{name}"', "field": path}
+            for name, path in conflicts
+        ]
+        number = "1 conflict" if len(conflicts) == 1 else f"{len(conflicts)} conflicts"
+        text = "; ".join(f'conflict with "{name}": {path}' for name, path in conflicts)
+        raise Refusal(409, "Conflict", f"Apply failed with {number}: {text}", {"causes": causes})
 
 
-def owners_after_update(resource: Resource, before: Json | None, owners: Managers, made: Json, by: str) -> Managers:
+def owners_after_update(before: Json | None, owners: Managers, made: Json, by: str) -> Managers:
     """Return the owners after a create, update or patch: `by` owns the changed fields; removed fields have no owner."""
-    schema = schema_of(resource)
-    old = owned(before, schema) if before else {}
-    new = owned(made, schema)
+    old, new = _owned(before or {}), _owned(made)
     changed = {path for path, value in new.items() if path not in old or old[path] != value}
-    kept = {name: {path for path in paths if path in new and path not in changed} for name, paths in owners.items()}
+    kept = {name: paths & new.keys() - changed for name, paths in owners.items()}
     return {**kept, (by, "Update"): kept.get((by, "Update"), set()) | changed}

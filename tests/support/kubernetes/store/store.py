@@ -1,16 +1,15 @@
-"""Store of objects with versions, history and watches. Stored objects are never changed, only replaced."""
+"""Store of objects with versions, history and listeners. Stored objects are never changed, only replaced."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.support.kubernetes.api.answers import Json, already_exists, deep_copy, not_found, stale
+from tests.support.kubernetes.api.answers import Json, deep_copy, not_found
 
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"  # the characters of generated names
 
@@ -18,10 +17,6 @@ _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"  # the characters of generated names
 def now() -> str:
     """Return the time in Kubernetes' form: UTC, whole seconds."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def now_micro() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def suffix() -> str:
@@ -37,6 +32,14 @@ class Change:
     old: Json | None
     new: Json
     is_deletion: bool = False
+
+    def seen(self, key: str, namespace: str, wanted: Callable[[Json], bool]) -> str:
+        """Return the type of event that a filtered watch sees; "" for none."""
+        if self.key != key or (namespace and self.new["metadata"].get("namespace") != namespace):
+            return ""
+        before = self.old is not None and wanted(self.old)
+        after = not self.is_deletion and wanted(self.new)
+        return ("MODIFIED" if after else "DELETED") if before else "ADDED" if after else ""
 
 
 class Store:
@@ -70,8 +73,6 @@ class Store:
         """Return a copy of `obj` with the metadata that the server sets."""
         made = deep_copy(obj)
         metadata = made.setdefault("metadata", {})
-        if "name" not in metadata and "generateName" in metadata:
-            metadata["name"] = metadata["generateName"] + suffix()
         if namespace:
             metadata["namespace"] = namespace
         metadata.setdefault("uid", str(uuid.uuid4()))
@@ -79,18 +80,11 @@ class Store:
         return made
 
     def create(self, key: str, namespace: str, obj: Json) -> Json:
-        made = self.prepare(namespace, obj)
-        name = made["metadata"]["name"]
-        if self.find(key, namespace, name) is not None:
-            raise already_exists(key, name)
-        return self._commit(key, None, made)
+        return self._commit(key, None, self.prepare(namespace, obj))
 
-    def replace(self, key: str, old: Json, new: Json) -> Json:
-        """Replace `old` by `new`. Equal content changes nothing, not even the version."""
-        metadata = old["metadata"]
-        current = self.get(key, metadata.get("namespace", ""), metadata["name"])
-        if current["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
-            raise stale(key, metadata["name"])
+    def replace(self, key: str, new: Json) -> Json:
+        """Replace the object with this name. Equal content changes nothing, not even the version."""
+        current = self.get(key, new["metadata"].get("namespace", ""), new["metadata"]["name"])
         made = deep_copy(new)
         made["metadata"]["resourceVersion"] = current["metadata"]["resourceVersion"]
         if made == current:
@@ -104,7 +98,7 @@ class Store:
             return None
         made = deep_copy(current)
         change(made)
-        return self.replace(key, current, made)
+        return self.replace(key, made)
 
     def remove(self, key: str, namespace: str, name: str) -> Json:
         gone = deep_copy(self.get(key, namespace, name))
@@ -117,10 +111,6 @@ class Store:
     def _commit(self, key: str, old: Json | None, made: Json) -> Json:
         self.version += 1
         made["metadata"]["resourceVersion"] = str(self.version)
-        if "spec" in made and key != "nodes":
-            same = old is not None and old.get("spec") == made["spec"]
-            generation = (old or {}).get("metadata", {}).get("generation", 0)
-            made["metadata"]["generation"] = generation if same else generation + 1
         self._objects.setdefault(key, {})[made["metadata"].get("namespace", ""), made["metadata"]["name"]] = made
         self._announce(Change(version=self.version, key=key, old=old, new=made))
         return made
@@ -134,42 +124,6 @@ class Store:
         """Call `listener` for every further change; return a function that stops this."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
-
-
-class Watch:
-    """Filtered changes of one kind since a version, as (type, object) pairs."""
-
-    def __init__(
-        self, store: Store, key: str, namespace: str, since: int | None, wanted: Callable[[Json], bool]
-    ) -> None:
-        self._key, self._namespace, self._wanted = key, namespace, wanted
-        self._queue: asyncio.Queue[Change] = asyncio.Queue()
-        if since is None:
-            self._past = [
-                Change(version=int(obj["metadata"]["resourceVersion"]), key=key, old=None, new=obj)
-                for obj in store.list(key, namespace)
-            ]
-        else:
-            self._past = [change for change in store.history if change.version > since]
-        self.close = store.listen(self._queue.put_nowait)
-
-    def _event(self, change: Change) -> tuple[str, Json] | None:
-        if change.key != self._key or (self._namespace and change.new["metadata"].get("namespace") != self._namespace):
-            return None
-        before = change.old is not None and self._wanted(change.old)
-        after = not change.is_deletion and self._wanted(change.new)
-        if not (before or after):
-            return None
-        return ("MODIFIED" if before and after else "ADDED" if after else "DELETED"), change.new
-
-    def past(self) -> Iterator[tuple[str, Json]]:
-        return (seen for change in self._past if (seen := self._event(change)))
-
-    async def next(self) -> tuple[str, Json]:
-        while True:
-            seen = self._event(await self._queue.get())
-            if seen:
-                return seen
 
 
 def condition(kind: str, status: str, **more: Any) -> Json:
