@@ -53,13 +53,6 @@ def _format(value: object, *, quote: bool = False) -> str:
     return value[:80] if isinstance(value, str) and not quote else json.dumps(value, default=str)[:80]
 
 
-class UnknownSizes(ConfigError):
-    """Model whose weights are not all known from its linear layers: memory and FLOP cannot be predicted."""
-
-    def __init__(self, model_type: object) -> None:
-        super().__init__("model_type", "a family whose sizes are known", model_type)
-
-
 class UnknownLayer(ValueError):
     """Name of a linear layer that the architecture does not have; `name` is that name."""
 
@@ -147,19 +140,6 @@ class LinearLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experts:
-    """Sizes of a mixture of `count` experts, `choices` for each token: numbers of the largest block's products up, with
-    the gate, and down; of all blocks as a `whole`; and of the blocks' `others`, the weights of two dimensions."""
-
-    count: int
-    choices: int
-    up: int
-    down: int
-    whole: int
-    others: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Separation:
     """Rules by which a micro-batch keeps samples apart.
 
@@ -180,9 +160,8 @@ class Architecture:
     ConfigError. `features` maps each feature of the model to its description. `plain_positions` returns the number of
     positions for which `features` is complete, None for all. `renames` are patterns of names in weights files with
     their replacements in the text model, for files that hold more than it, and `text_config` returns its config.
-    `is_complete` is false if blocks have other large weights than `linear_layers`. `is_packed` is true if transformers'
-    model is known to separate samples by their positions. `liger_type` is the model type whose patch by Liger fits, if
-    it has none for its own.
+    `is_packed` is true if transformers' model is known to separate samples by their positions. `liger_type` is the
+    model type whose patch by Liger fits, if it has none for its own.
     """
 
     model_types: tuple[str, ...]
@@ -193,29 +172,8 @@ class Architecture:
     renames: tuple[tuple[str, str], ...] = ()
     text_config: Callable[[Config], Config] = lambda config: config
     blocks: str = BLOCKS
-    is_complete: bool = True
-    experts: Experts | None = None
     is_packed: bool = True
     liger_type: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.is_complete:
-            self._check()
-
-    def _check(self) -> None:
-        title = f"architecture {', '.join(map(str, self.model_types)) or '(no name)'}"
-        for name in ("model_types", "linear_layers", "geometry", "features"):
-            if not getattr(self, name):
-                raise RegistrationError(f"{title}: {name}: missing")
-        names = [layer.name for layer in self.linear_layers]
-        if len(set(names)) < len(names):
-            raise RegistrationError(f"{title}: linear_layers: two layers of one name")
-        if {layer.product for layer in self.linear_layers} != PRODUCT_INPUTS.keys():
-            raise RegistrationError(f"{title}: linear_layers: expected layers of {', '.join(PRODUCT_INPUTS)}")
-        for layer in self.linear_layers:
-            if not layer.outputs or not LAYER_SIZES.keys() >= set(layer.outputs):
-                sizes = ", ".join(LAYER_SIZES)
-                raise RegistrationError(f"{title}: linear_layers: {layer.path}: outputs: expected some of {sizes}")
 
     def product(self, name: str) -> tuple[LinearLayer, ...]:
         """Return the linear layers of a product, in the order of its outputs."""

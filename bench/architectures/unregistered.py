@@ -2,11 +2,9 @@
 
 Recipes `reference` and `stock` train them: transformers and peft know their arithmetic, which is not described here.
 Linear layers are the weights of two dimensions of the decoder blocks. If blocks differ or have other weights, adapters
-are on attention only, and memory and FLOP of the model are unknown unless the others are experts: weights of three
-dimensions, or of two with a number behind `experts`.
+are on attention only. Memory and FLOP follow from the record of the base (`bench.qlora.step.sized_config`).
 """
 
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -17,7 +15,6 @@ from bench.architectures.architecture import (
     MAX_COUNT,
     Architecture,
     Config,
-    Experts,
     Feature,
     Geometry,
     LinearLayer,
@@ -26,6 +23,7 @@ from bench.architectures.architecture import (
 )
 
 FOUND_LAYERS = "found_linear_layers"  # key that `describe` adds to a config
+BASE_RECORD = "base_record"  # key that `bench.qlora.step.sized_config` adds: how the base is held in NF4
 ALIASES = {
     "hidden_size": ("n_embd", "d_model", "word_embed_proj_dim"),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
@@ -37,7 +35,6 @@ ALIASES = {
 OUT_NAMES = frozenset({"o_proj", "out_proj", "c_proj", "dense", "wo", "o"})
 ATTENTION_NAMES = (".q_proj", ".k_proj", ".v_proj", ".o_proj")
 DOWN_NAMES = frozenset({"down_proj", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "w2", "wo"})
-DOWN_EXPERTS = re.compile(r"down_proj|w2|output_linear")
 CHOICES = re.compile(r"num_experts_per_tok(en)?|moe_(top)?k|top_k_experts")
 # Types whose model in transformers separates packed samples: test_packing.py shows it for each.
 PACKED_TYPES = (
@@ -70,37 +67,16 @@ def describe(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     }
     is_complete = len(kinds) == 1 and all(path in layers for weights in by_index.values() for path in weights)
     if not is_complete:
-        others = {_last(path) for kind in kinds for path, _ in kind if not _is_in_attention(path)}
+        others = {_last(path) for kind in kinds for path, _ in kind if not is_in_attention(path)}
         # Peft would take a name for those of the others, too.
-        layers = {path: sizes for path, sizes in layers.items() if _is_in_attention(path) and _last(path) not in others}
-    experts = _find_experts(config, {name: shape for name, shape in shapes.items() if name.startswith(f"{blocks}.")})
-    weights = {"blocks": blocks, "layers": layers, "is_complete": is_complete, "experts": experts}
+        layers = {path: sizes for path, sizes in layers.items() if is_in_attention(path) and _last(path) not in others}
     known = {key: value for key, value in config.items() if value is not None}
-    return {"num_hidden_layers": len(by_index), **known, FOUND_LAYERS: weights}
+    return {"num_hidden_layers": len(by_index), **known, FOUND_LAYERS: {"blocks": blocks, "layers": layers}}
 
 
-def _find_experts(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int] | None:
-    """Return the fields of `Experts`; None if the weights files have none, or config.json not how many a token has."""
-    text = config.get("text_config")
-    known = {**config, **(text if isinstance(text, dict) else {})}
-    choices = next((known[name] for name in known if CHOICES.fullmatch(name) and type(known[name]) is int), 0)
-    sizes: dict[str, Counter[str]] = {"up": Counter(), "down": Counter()}
-    others = count = 0
-    for name, shape in shapes.items():
-        match, number = re.search(r"\.\d{1,6}\.", name), re.search(r"experts\.(\d{1,6})\.", name)
-        if match is None or len(shape) < 2 or 1 in shape or name.endswith("_scales"):
-            continue
-        if number is None and len(shape) == 2:
-            others += math.prod(shape)
-            continue
-        product = "down" if DOWN_EXPERTS.search(name) else "up"
-        sizes[product][name[: match.end()]] += math.prod(shape) * (2 if name.endswith("_blocks") else 1)  # MXFP4
-        count = max(count, int(number[1]) + 1 if number else shape[0])
-    if not choices or not all(sizes.values()):
-        return None
-    up, down = (max(size.values()) for size in sizes.values())
-    whole = sum(sum(size.values()) for size in sizes.values())
-    return {"count": count, "choices": choices, "up": up, "down": down, "whole": whole, "others": others}
+def experts_of_a_token(config: Config) -> int:
+    """Read how many experts a token has from config.json; 1 if it does not say."""
+    return next((config[name] for name in config if CHOICES.fullmatch(name) and type(config[name]) is int), 1)
 
 
 def make(config: Config) -> Architecture:
@@ -109,23 +85,20 @@ def make(config: Config) -> Architecture:
     paths = weights.get("layers", {})
     names = Counter(map(_last, paths))
     layers = tuple(_make_layer(path, sizes, names) for path, sizes in paths.items())
-    products = {layer.product for layer in layers}
     return Architecture(
         model_types=(str(config["model_type"]),),
         linear_layers=layers,
         geometry=_read_geometry,
         features=lambda known: {Feature.OTHER: f"model type {known['model_type']}, which is not a known family"},
         blocks=weights.get("blocks", ""),
-        experts=Experts(**weights["experts"]) if weights.get("experts") else None,
         is_packed=config["model_type"] in PACKED_TYPES.split(),
-        is_complete=bool(weights.get("is_complete")) and products == COMMON_NAMES.keys(),
     )
 
 
 def _make_layer(path: str, sizes: list[int], names: Mapping[str, int]) -> LinearLayer:
     name = _last(path)
     parts = 1 if names[name] == 1 else 2
-    if _is_in_attention(path):
+    if is_in_attention(path):
         product = "out" if name in OUT_NAMES else "qkv"
     else:
         product = "down" if name in DOWN_NAMES else "gate_up"
@@ -138,7 +111,8 @@ def _last(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def _is_in_attention(path: str) -> bool:
+def is_in_attention(path: str) -> bool:
+    """Return whether a module is of attention, by its path."""
     return "attn" in path or "attention" in path or path.endswith(ATTENTION_NAMES)
 
 

@@ -310,6 +310,7 @@ def _kernels(arguments: argparse.Namespace) -> int:
 def _inspect(arguments: argparse.Namespace) -> int:
     from bench.data import model_folder, readers, trial_inputs
     from bench.predict.fit import fit_training
+    from bench.qlora.step import sized_config
 
     if arguments.profile is not None:
         require_gpus_for(arguments.profile)
@@ -318,7 +319,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     data, _ = readers.read_data(Path(arguments.data), options)
     if options.needs_own_template:
         model_folder.check_template(Path(arguments.model))
-    derived = {trial.trial_id: fit_training(trial) for trial in trials if trial.derive}
+    derived = {trial.trial_id: fit_training(trial, sized_config) for trial in trials if trial.derive}
     trial_inputs.check_trials(
         trial.with_derived(derived[trial.trial_id]) if trial.derive else trial for trial in trials
     )
@@ -348,14 +349,20 @@ def _read_trials(arguments: argparse.Namespace) -> tuple[Trial, ...]:
 
 
 def _survey(arguments: argparse.Namespace) -> int:
+    from bench.data.model_folder import check_model
     from bench.predict import throughput
+    from bench.qlora.step import sized_config
 
-    return _print_json(throughput.survey(arguments.model, arguments.data, _read_trials(arguments)))
+    trials = _read_trials(arguments)
+    facts = check_model(Path(arguments.model))
+    return _print_json(throughput.survey(sized_config(trials[0]), facts, arguments.data, trials))
 
 
 def _forecast(arguments: argparse.Namespace) -> int:
+    from bench.data.trial_inputs import check_trial_model
     from bench.predict import chips, throughput
     from bench.predict.fit import fit_training
+    from bench.qlora.step import sized_config
     from bench.workloads.finetune.derived import derive
 
     source = str(arguments.trial)
@@ -363,12 +370,11 @@ def _forecast(arguments: argparse.Namespace) -> int:
     if trial.training is None:
         raise TrialError(f"{source}: kind: expected {names_with('has_training')}, found {trial.kind}")
     require_gpus_for(trial.profile)
-    fitted = fit_training(trial)
+    model = check_trial_model(trial)
+    config = sized_config(trial)
+    fitted = fit_training(trial, lambda _: config)
     trial = dataclasses.replace(trial, **fitted.values)
-    prediction = throughput.forecast(trial)
-    record = importlib.import_module("bench.qlora.step").probe_unregistered(trial)
-    if record is not None:
-        prediction = dataclasses.replace(prediction, adapter_weights=record.adapter_weights(trial.lora_rank))
+    prediction = throughput.forecast(config, model.sha256, trial)
     examples, derived, data = derive(trial, arguments.cache, fitted)
     data = dataclasses.replace(data, shown=examples.data.shown)
     # Counted in the order of training: packed in the file's order, the rows of an epoch may be more or fewer.
@@ -376,7 +382,7 @@ def _forecast(arguments: argparse.Namespace) -> int:
         prediction,
         data=data,
         steps=examples.steps(),
-        chips=chips.forecast_chips(trial, prediction.gpu),
+        chips=chips.forecast_chips(config, trial, prediction.gpu),
         derived=derived,
     )
     return _print_json(schema.to_json(prediction))

@@ -12,12 +12,9 @@ Not covered: a power limit that holds one chip back more than another, communica
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from bench.architectures import find
-from bench.architectures.architecture import ConfigError
-from bench.data.model_folder import read_config
 from bench.data.trial_inputs import as_stock, unsupported_reason
 from bench.machine import gpu_specs
 from bench.predict import memory, throughput
@@ -31,22 +28,10 @@ RATIOS = {"fast": (0.64, 0.72, 0.79), "reference": (0.47, 0.55, 0.62), "stock": 
 LAYER_SEC = (0.0007, 0.0014, 0.0028)
 
 
-def forecast_chips(trial: Trial, gpu: str | None) -> list[ChipForecast]:
-    """Predict the training on each chip with one name and on this GPU; [] if the model's sizes are not known."""
-    config = read_config(Path(trial.model))
+def forecast_chips(config: Mapping[str, Any], trial: Trial, gpu: str | None) -> list[ChipForecast]:
+    """Predict a training on each chip with one name and on this GPU, its open fields as the chip's memory allows."""
     if trial.recipe == "fast" and unsupported_reason(config, trial, None) is not None:
         trial = as_stock(trial)
-    try:
-        return predict_chips(config, trial, gpu)
-    except ConfigError:
-        return []
-
-
-def predict_chips(config: Mapping[str, Any], trial: Trial, gpu: str | None = None) -> list[ChipForecast]:
-    """Predict a trial of a model's config.json, with its open fields as each chip's memory allows.
-
-    Raises ConfigError for a model whose sizes are not known.
-    """
     positions = trial.micro_batch_size * trial.max_seq_len
     open_fields = set(OPEN_FIELDS) & set(trial.derive)
     layers, forecasts = find(config).geometry(config).layers, []

@@ -6,21 +6,20 @@ for 32. The same model, settings and limit give the same configuration.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from bench.architectures import find
-from bench.data.model_folder import read_config
 from bench.data.trial_inputs import as_stock, unsupported_reason
 from bench.machine import nvml
-from bench.predict import flops, memory
+from bench.predict import memory
 from bench.predict.throughput import positions_per_sec
 from bench.records import Trial
 from bench.records.training import DerivedSettings
 
+ConfigReader: TypeAlias = Callable[[Trial], Mapping[str, Any]]
 ROW_TOKENS = 4096  # longer rows of a 7B model are at most 5 % faster (tests/benchmarks/grid_h200.jsonl)
 RECOMPUTED_EVERY = (16, 8, 4, 2, 1)
 OPTIMIZERS = ("adamw_torch", "paged_adamw_8bit")
@@ -36,11 +35,11 @@ OPEN_FIELDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def fit_training(trial: Trial, too_large: DerivedSettings | None = None) -> DerivedSettings:
+def fit_training(trial: Trial, read: ConfigReader, too_large: DerivedSettings | None = None) -> DerivedSettings:
     """Derive a trial's open fields from this machine's first GPU; nothing without one.
 
-    With `too_large`, a result whose training ran out of memory, return one that needs STEP_DOWN_BYTES less. Nothing is
-    derived for a model whose sizes are not known, or if nothing fits.
+    `read` reads the config of its model. With `too_large`, a result whose training ran out of memory, return one that
+    needs STEP_DOWN_BYTES less. Nothing is derived if nothing fits.
     """
     if not (open_fields := set(trial.derive) & set(OPEN_FIELDS)):
         return DerivedSettings()
@@ -48,12 +47,11 @@ def fit_training(trial: Trial, too_large: DerivedSettings | None = None) -> Deri
     gpu = next(iter(nvml.visible_gpus()), None)
     if gpu is None or (total := gpu.usable_memory_bytes) is None:
         return DerivedSettings()
-    config, limit = read_config(Path(trial.model)), memory.largest_peak(total)
+    config, limit = read(trial), memory.largest_peak(total)
     built = as_stock(trial) if unsupported_reason(config, trial, gpu.compute_capability) else trial
     if too_large is not None:
-        peak = flops.if_known(memory.peak_bytes, config, replace(built, **too_large.values))
-        limit = limit if peak is None else min(limit, peak - STEP_DOWN_BYTES)
-    chosen = flops.if_known(fastest_fit, config, built, open_fields, limit)
+        limit = min(limit, memory.peak_bytes(config, replace(built, **too_large.values)) - STEP_DOWN_BYTES)
+    chosen = fastest_fit(config, built, open_fields, limit)
     if chosen is None:
         return DerivedSettings()
     names = [name for field in sorted(open_fields) for name in OPEN_FIELDS[field]]
@@ -64,7 +62,7 @@ def fastest_fit(config: Mapping[str, Any], trial: Trial, open_fields: Iterable[s
     """Return the trial with the fastest values of its open fields whose predicted peak is at most `limit_bytes`.
 
     Among equally fast ones the longest row. An optimizer with states in 8 bits only if with 32 nothing fits. None if
-    nothing fits at all. Raises UnknownSizes.
+    nothing fits at all.
     """
     layers = find(config).geometry(config).layers
     for optimizer in OPTIMIZERS if "optimizer" in open_fields else (trial.optimizer,):

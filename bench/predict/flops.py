@@ -8,26 +8,20 @@ the gradient passes through them to the adapters below, but their weights get no
 Norms, rotary embedding, activation functions, softmax, the loss, dequantization and the optimizer are left out, as
 usual: together they are far below a percent at these sizes. An embedding lookup costs no FLOP.
 
-Not covered: models whose blocks have other weights than linear layers and experts: `if_known` gives None for them.
+The weights of a type without a declaration are those of the record of its base, which `sized_config` of
+`bench.qlora.step` puts into its config. Not covered: the states of state-space layers.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from bench.architectures import find
-from bench.architectures.architecture import ConfigError, UnknownSizes
+from bench.architectures.architecture import is_registered
+from bench.architectures.unregistered import BASE_RECORD, experts_of_a_token
 from bench.records import Trial
-
-T = TypeVar("T")
-
-
-def if_known(predict: Callable[..., T], config: Mapping[str, Any], *arguments: Any, **options: Any) -> T | None:
-    """Call `predict` of this or another module; return None if the model's sizes are not known."""
-    try:
-        return predict(config, *arguments, **options)
-    except ConfigError:
-        return None
+from bench.records.adapter import BaseRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +38,20 @@ class TokenFlops:
         return self.forward + self.backward
 
 
+def recorded(config: Mapping[str, Any]) -> BaseRecord | None:
+    """Return the record of a model's base; None for a declared family, whose weights are computed."""
+    record: BaseRecord | None = config.get(BASE_RECORD) if is_registered(config) else config[BASE_RECORD]
+    return record
+
+
 def block_weights(config: Mapping[str, Any], *, active: bool = False) -> int:
-    """Count the weights of all blocks, which NF4 quantizes, or those `active` for a token. Raises UnknownSizes."""
+    """Count the weights of all blocks, which NF4 quantizes, or those `active` for a token."""
     architecture = find(config)
-    if (experts := architecture.experts) is not None:
-        return experts.others + (experts.whole * experts.choices // experts.count if active else experts.whole)
-    if not architecture.is_complete:
-        raise UnknownSizes(config["model_type"])
+    if (record := recorded(config)) is not None:
+        share = experts_of_a_token(config) if active else None
+        experts = [shape for shapes in record.experts.values() for shape in shapes]
+        used = (math.prod(shape[1:]) * min(share or shape[0], shape[0]) for shape in experts)
+        return sum(inputs * outputs for inputs, outputs in record.matrices.values()) + sum(used)
     per_block = sum(inputs * outputs for inputs, outputs in architecture.shapes(config).values())
     return architecture.geometry(config).layers * per_block
 
@@ -64,6 +65,9 @@ def head_weights(config: Mapping[str, Any]) -> int:
 def adapter_weights(config: Mapping[str, Any], rank: int, targets: Iterable[str]) -> int:
     """Count the weights of LoRA's A (in x rank) and B (rank x out) on every target (Hu et al. 2021, section 4.1)."""
     architecture = find(config)
+    if (record := recorded(config)) is not None:
+        names = tuple(f".{name}" for name in architecture.select(targets))
+        return rank * sum(sum(sizes) for name, sizes in record.matrices.items() if name.endswith(names))
     shapes = architecture.shapes(config)
     per_block = sum(rank * sum(shapes[name]) for name in architecture.select(targets))
     return architecture.geometry(config).layers * per_block

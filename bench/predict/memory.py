@@ -16,14 +16,18 @@ Not covered: CPUs, inference, loading (whose peak is below training's), host mem
 Ministral-3-8B's shape and 4,096 tokens 3.0 GiB more, 6 bytes for each logit).
 """
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bench.architectures import Feature, find
 from bench.architectures.architecture import ATTENTION_PRODUCTS, Architecture, LinearLayer
+from bench.architectures.unregistered import experts_of_a_token, is_in_attention
 from bench.predict import flops
 from bench.records import Trial
+from bench.records.adapter import BaseRecord
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # a code, its block's 8-bit scale, and the 32-bit scale of those scales
 OPTIMIZER_BYTES = {"adamw_torch": 8.0, "paged_adamw_8bit": 2.0}  # optimizer state per trained parameter
@@ -214,13 +218,13 @@ def _evaluation_bytes(config: Mapping[str, Any], trial: Trial) -> float:
 
 def _expert_bytes(config: Mapping[str, Any], positions: int) -> float:
     """Predict the bytes of a block's experts in their backward pass, when the gradient leaves the gate and up."""
-    architecture = find(config)
-    if (experts := architecture.experts) is None:
-        return 0.0
-    hidden, rows = architecture.geometry(config).hidden, positions * experts.choices
-    joined, inner = (numbers // (experts.count * hidden) for numbers in (experts.up, experts.down))
-    # The weight, its product's input and output, and the activation with its gradient, all in 16 bits.
-    return 2.0 * (experts.up + rows * (joined + hidden + inner))
+    record, hidden, largest = flops.recorded(config), find(config).geometry(config).hidden, 0.0
+    for shapes in record.experts.values() if record is not None else ():
+        numbers, rows = [math.prod(shape) for shape in shapes], positions * experts_of_a_token(config)
+        widths = sum(numbers) / (shapes[0][0] * hidden)  # gate and up together, and the activation
+        # The weight, its product's input and output, and the activation with its gradient, all in 16 bits.
+        largest = max(largest, 2.0 * (max(numbers) + rows * (widths + hidden)))
+    return largest
 
 
 def _head_norm_bytes(config: Mapping[str, Any], trial: Trial) -> int:
@@ -245,6 +249,8 @@ def largest_peak(total: int) -> int:
 def _largest_weight(architecture: Architecture, config: Mapping[str, Any], *, joins: bool) -> int:
     """Count the weights of the largest linear layer; of its largest output if the recipe `joins` layers itself."""
     geometry, largest = architecture.geometry(config), 0
+    if (record := flops.recorded(config)) is not None:
+        return max((inputs * outputs for inputs, outputs in record.matrices.values()), default=0)
     for layer in architecture.linear_layers:
         inputs, outputs = layer.shape(geometry)
         largest = max(largest, inputs * (max(getattr(geometry, name) for name in layer.outputs) if joins else outputs))
@@ -257,10 +263,23 @@ def model_widths(config: Mapping[str, Any]) -> dict[str, int]:
     geometry = architecture.geometry(config)
     return {
         "hidden": geometry.hidden,
-        "inner": geometry.inner if architecture.experts is None else 0,  # they keep their inputs only
+        "inner": geometry.inner if (record := flops.recorded(config)) is None else _inner(record, geometry.hidden),
         "heads": geometry.query + 2 * geometry.key,
         "vocabulary": geometry.vocabulary,
     }
+
+
+def _inner(record: BaseRecord, hidden: int) -> int:
+    """Return half of the outputs of the largest block's matrices, without those of its attention and its own.
+
+    In an MLP with a gate that is its width. Experts keep their inputs only.
+    """
+    blocks: dict[str, int] = {}
+    for name, (_, outputs) in record.matrices.items():
+        if outputs != hidden and not is_in_attention(name) and (match := re.search(r"\.\d+\.", name)):
+            block = name[: match.end()]
+            blocks[block] = blocks.get(block, 0) + outputs
+    return max(blocks.values(), default=0) // 2
 
 
 def base_bytes(config: Mapping[str, Any], trial: Trial) -> float:
@@ -268,6 +287,7 @@ def base_bytes(config: Mapping[str, Any], trial: Trial) -> float:
     recipe, geometry = RECIPES[trial.recipe], find(config).geometry(config)
     blocks, layers = flops.block_weights(config), geometry.layers
     embeddings = flops.head_weights(config) * (1 if geometry.is_tied else 2)
+    embeddings = embeddings if (record := flops.recorded(config)) is None else record.others
     if trial.base_precision != "nf4":
         return 2.0 * (blocks + embeddings)  # the reference casts nothing to fp32 here
     held = HELD_WEIGHT_BYTES[trial.matmul] * blocks * min(trial.held_layers, layers) / layers

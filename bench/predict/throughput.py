@@ -14,12 +14,11 @@ from typing import Any
 
 from bench.architectures import find
 from bench.data.collate import BUCKET_TOKENS, make_rows
-from bench.data.inputs import Conversation, InputError
-from bench.data.model_folder import check_model, read_config
+from bench.data.inputs import Conversation, ModelFacts
 from bench.data.packing import PACKED, Row, bucket_by_length, fill_rows
 from bench.data.readers import read_data
 from bench.data.tokenizer import load_trial_tokenizer
-from bench.data.trial_inputs import as_stock, built_recipe, check_trial_model, data_options, unsupported_reason
+from bench.data.trial_inputs import as_stock, built_recipe, data_options, unsupported_reason
 from bench.machine import nvml
 from bench.predict import flops, memory
 from bench.records import Trial
@@ -39,18 +38,11 @@ HALF_RATE_TOKENS = 1024.0  # at this many positions a step reaches half of its b
 ACHIEVABLE_SHARE = 0.70
 
 
-def survey(model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
+def survey(config: Mapping[str, Any], facts: ModelFacts, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
     """Collect facts of this machine, model and data, and the prediction for each trial. Raises InputError."""
-    facts = check_model(Path(model))
     options = data_options(trials, data)
     data_facts, conversations = read_data(Path(data), options)
-    config = read_config(Path(model))
-    if not find(config).is_complete:
-        raise InputError(
-            f"{model}: model_type {config['model_type']}: its memory cannot be predicted, which a search needs",
-            remedy="measure configurations of your own: inv bench --trial-file FILE",
-        )
-    lengths = sample_lengths(model, data, options, conversations, facts.max_position_embeddings)
+    lengths = sample_lengths(facts.path, data, options, conversations, facts.max_position_embeddings)
     return {
         "gpu": _gpu(),
         "model": {
@@ -68,7 +60,7 @@ def survey(model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
     }
 
 
-def predict_trial(config: dict[str, Any], trial: Trial, lengths: list[int]) -> dict[str, Any]:
+def predict_trial(config: Mapping[str, Any], trial: Trial, lengths: list[int]) -> dict[str, Any]:
     """Predict one trial.
 
     `peak_bytes` is the peak on a GPU, `layer_bytes` the memory that each held layer would add, `useful_share` the share
@@ -93,7 +85,8 @@ def positions_per_sec(config: Mapping[str, Any], trial: Trial) -> float:
     cost = flops.trial_flops(config, trial, int(positions) if is_masked else trial.max_seq_len)
     recompute = cost.recompute / max(1, trial.checkpoint_every)
     saturation = positions / (positions + HALF_RATE_TOKENS)
-    saturation *= 1.0 if find(config).experts is None else MIXTURE_SHARE
+    record = flops.recorded(config)
+    saturation *= MIXTURE_SHARE if record is not None and record.experts else 1.0
     return EFFICIENCY[trial.recipe] * PRODUCT_SPEEDUP[trial.matmul] * saturation * 1e12 / (cost.model + recompute)
 
 
@@ -155,9 +148,8 @@ def _gpu() -> dict[str, Any] | None:
     return {"name": gpus[0].name, "memory_bytes": total, "largest_peak_bytes": largest}
 
 
-def forecast(trial: Trial) -> Forecast:
-    """Predict memory. Raises InputError for a model that cannot be used or does not suit the trial."""
-    model, config = check_trial_model(trial), read_config(Path(trial.model))
+def forecast(config: Mapping[str, Any], model_sha256: str, trial: Trial) -> Forecast:
+    """Predict memory of a training of a checked model."""
     nvml.number_gpus_by_bus()
     gpus = nvml.visible_gpus()
     gpu = gpus[0] if gpus else None
@@ -168,11 +160,11 @@ def forecast(trial: Trial) -> Forecast:
     if reason is not None:
         trial = as_stock(trial)
     return Forecast(
-        model_sha256=model.sha256,
+        model_sha256=model_sha256,
         gpu=None if gpu is None else gpu.name,
         gpus=len(gpus),
         gpu_memory_bytes=None if gpu is None else gpu.read().memory_total_bytes,
-        peak_bytes=None if gpu is None else flops.if_known(memory.peak_bytes, config, trial),
+        peak_bytes=None if gpu is None else memory.peak_bytes(config, trial),
         adapter_weights=flops.adapter_weights(config, trial.lora_rank, trial.lora_targets),
         recipe=recipe,
     )

@@ -7,13 +7,14 @@ fine-tuning (`bench.workloads.finetune`) has the same model, loss and optimizer,
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from bench.architectures import find
 from bench.architectures.architecture import is_registered
+from bench.architectures.unregistered import BASE_RECORD
 from bench.data.collate import Batch
 from bench.data.inputs import InputError
 from bench.data.model_folder import read_config
@@ -137,9 +138,15 @@ def probe(stack: Stack, trial: Trial) -> BaseRecord:
         ) from error
 
 
-def probe_unregistered(trial: Trial) -> BaseRecord | None:
-    """Probe a model whose type has no declaration, which takes seconds; None for others. Raises like `probe`."""
-    return None if is_registered(read_config(Path(trial.model))) else probe(load_stack(), trial)
+def sized_config(trial: Trial) -> dict[str, Any]:
+    """Read the config of a trial's model for predictions of its memory.
+
+    That of a type without a declaration gets the record of its base, which takes seconds. Raises like `probe`.
+    """
+    config = read_config(Path(trial.model))
+    if is_registered(config):
+        return config
+    return config | {BASE_RECORD: probe(load_stack(), replace(trial, base_precision=NF4))}
 
 
 def recompute_layers(base: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +96,29 @@ class BaseRecord(Checksummed):
     block_size: int = 64
     has_double_quant: bool = True
 
-    def adapter_weights(self, rank: int) -> int:
-        """Count the weights of the adapters."""
-        return sum(rank * sum(self.tensors[f"{name}.weight"].shape) for name in self.adapters)
+    @cached_property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """(inputs, outputs) of each module with a matrix in NF4, by its name."""
+        return {
+            name.removesuffix(".weight"): (first, last) if held.is_transposed else (last, first)
+            for name, held in self.tensors.items()
+            if held.kind == NF4 and len(held.shape) == 2
+            for first, last in [held.shape]
+        }
+
+    @cached_property
+    def experts(self) -> dict[str, list[list[int]]]:
+        """Shapes of the parameters in NF4 that hold a module's experts, by its name."""
+        experts: dict[str, list[list[int]]] = {}
+        for name, held in self.tensors.items():
+            if held.kind == NF4 and len(held.shape) == 3:
+                experts.setdefault(name.rpartition(".")[0], []).append(held.shape)
+        return experts
+
+    @cached_property
+    def others(self) -> int:
+        """The number of weights that are not in NF4."""
+        return sum(math.prod(held.shape) for held in self.tensors.values() if held.kind != NF4)
 
 
 @dataclass(frozen=True, kw_only=True)

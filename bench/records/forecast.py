@@ -22,7 +22,7 @@ class Forecast:
 
     `peak_bytes` is GPU memory, None without a GPU. `recipe` is the one that will be built, with the reason for a
     fallback. `data` and `steps` are None until the data are read. `chips` have the times of a packed row, without
-    communication, also on this GPU if its figures are published; empty for a model whose sizes are not known.
+    communication, also on this GPU if its figures are published.
     """
 
     model_sha256: str

@@ -7,13 +7,12 @@ device right after the last step, at the training's clocks and temperature.
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from bench import torch_stack
 from bench.data.collate import Batch, make_batches, make_rows
 from bench.data.inputs import InputError, Inputs
-from bench.data.model_folder import read_config
 from bench.data.tokenizer import load_trial_tokenizer
 from bench.data.trial_inputs import as_stock
 from bench.harness.record import PHASES, Record
@@ -21,7 +20,7 @@ from bench.harness.termination import NonFiniteLoss, StopSignals, is_out_of_memo
 from bench.machine import gpu_specs
 from bench.predict import flops, memory
 from bench.qlora import recipes
-from bench.qlora.step import Placement, TorchSession, TrainingStep, open_session
+from bench.qlora.step import Placement, TorchSession, TrainingStep, open_session, sized_config
 from bench.records import Trial
 from bench.records.bootstrap import Interval, summarize
 from bench.records.result import Steps
@@ -40,7 +39,7 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     _, data_facts, conversations = inputs
     session = open_session(record, stops)
     modules, placement = session.modules, session.placement
-    phases: list[dict[str, float]] = []
+    config, phases = sized_config(trial), list[dict[str, float]]()
     try:
         with record.timed("data"):
             tokenizer = load_trial_tokenizer(trial)
@@ -66,9 +65,9 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
         if placement.is_cuda:
             record.peak_vram_bytes = modules.torch.cuda.max_memory_allocated()
             record.fingerprint["peak_vram_reserved_bytes"] = modules.torch.cuda.max_memory_reserved()
-            _add_prediction(record)
+            _add_prediction(record, config)
     with record.timed("ceilings"):
-        _add_ceilings(record, session)
+        _add_ceilings(record, session, config)
 
 
 def profiled_steps(session: TorchSession, trial: Trial, inputs: Inputs) -> ProfiledSteps:
@@ -88,7 +87,7 @@ def profiled_steps(session: TorchSession, trial: Trial, inputs: Inputs) -> Profi
     return ProfiledSteps(recipe=step.recipe, seconds=times[trial.warmup_steps :], run_more=run_more)
 
 
-def _add_prediction(record: Record) -> None:
+def _add_prediction(record: Record, config: Mapping[str, Any]) -> None:
     """Add the predicted peak memory of this trial, with the recipe and matmul that were built after fallbacks."""
     trial = record.trial
     built = str(record.fingerprint.get("recipe") or trial.recipe).split()[0]
@@ -97,7 +96,7 @@ def _add_prediction(record: Record) -> None:
     elif str(record.fingerprint.get("recipe_notes")).startswith("matmul bf16"):
         trial = dataclasses.replace(trial, matmul="bf16")
     captured = record.fingerprint.get("step_captured") == "yes"
-    peak = flops.if_known(memory.peak_bytes, read_config(Path(trial.model)), trial, captured=captured)
+    peak = memory.peak_bytes(config, trial, captured=captured)
     record.add("predicted_peak_vram_bytes", peak, recipe=built)
 
 
@@ -141,7 +140,7 @@ def _run_step(record: Record, step: TrainingStep, batches: Iterator[Batch], step
         raise NonFiniteLoss(f"the loss is {loss} at {record.phase} step {number}")
 
 
-def _add_ceilings(record: Record, session: TorchSession) -> None:
+def _add_ceilings(record: Record, session: TorchSession, config: Mapping[str, Any]) -> None:
     """Add matmul_tflops and mfu_percent for the record's steps, without values if no product can be measured."""
     dtype = "bf16" if session.placement.compute_dtype == session.modules.torch.bfloat16 else "fp32"
     size = hardware.QUICK_SIZE if session.placement.is_cuda else CPU_SIZE
@@ -157,10 +156,7 @@ def _add_ceilings(record: Record, session: TorchSession) -> None:
     share = gpu_specs.share_percent(ceiling.median, None if chip is None else chip.matmul_tflops(dtype))
     record.add("matmul_tflops", ceiling, share_percent=share, dtype=dtype, size=size)
     trial, steps = record.trial, record.steps
-    cost = flops.if_known(flops.trial_flops, read_config(Path(trial.model)), trial)
-    if cost is None:
-        record.add("mfu_percent", None, note="the model's FLOP are not known", formula=FORMULA)
-        return None
+    cost = flops.trial_flops(config, trial)
     rates = [tokens / seconds for tokens, seconds in zip(steps.tokens, steps.step_time_sec, strict=True)]
     mfu = summarize([flops.mfu_percent(cost.model, rate, ceiling.median) for rate in rates])
     record.add(

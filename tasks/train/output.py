@@ -150,8 +150,6 @@ def headline(predicted: TrainingForecast) -> list[str]:
         gpu_memory = "" if predicted.memory_bytes is None else f" of {format_gib(predicted.memory_bytes)}"
         peak = format_gib(predicted.peak_bytes, 2)
         lines.append(f"predicted peak memory of the longest batch: {peak}{gpu_memory} per GPU")
-    elif predicted.memory_bytes is not None:
-        lines.append(f"peak memory: unknown for this type of model, of {format_gib(predicted.memory_bytes)} per GPU")
     lines += _communication(predicted) if has_gpu or predicted.all_reduce_sec is not None else []
     return [*lines, *([] if predicted.fallback is None else [f"! recipe {predicted.fallback}"])]
 

@@ -3,8 +3,10 @@
 `CHANGES` has what a type needs besides, so that one forward pass of its random weights works.
 """
 
+import json
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from bench import torch_stack
@@ -86,6 +88,22 @@ def _sizes(default: Any) -> Iterator[tuple[str, Any]]:
         elif isinstance(value, list) and len(value) == depth:
             kinds = list(dict.fromkeys(value)) if all(isinstance(item, (str, int)) for item in value) else value
             yield name, (kinds + kinds[-1:] * LAYERS)[:LAYERS]
+
+
+def write_shapes(modules: torch_stack.Stack, folder: Path, model_type: str, **sizes: Any) -> None:
+    """Write the folder of a model of any size: its config, and weights files of its shapes without data."""
+    config = modules.transformers.AutoConfig.for_model(model_type, **sizes)
+    with modules.torch.device("meta"):
+        model = modules.transformers.AutoModelForCausalLM.from_config(config)
+    config.save_pretrained(folder)
+    header, end = {}, 0
+    for name, tensor in model.state_dict().items():
+        begin, end = end, end + 2 * tensor.numel()
+        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
 
 
 def tiny_model(modules: torch_stack.Stack, model_type: str, **changes: Any) -> Any:

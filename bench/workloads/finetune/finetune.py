@@ -21,6 +21,7 @@ from bench.data.inputs import InputError, Inputs
 from bench.harness.record import Record, Request, StepsFile, peak_rss_bytes
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.predict.fit import fit_training
+from bench.qlora.step import sized_config
 from bench.records import Trial, schema
 from bench.records.score import SampleAnswer, TrainingScore, TrainingTime
 from bench.records.status import Outcome, ReasonCode
@@ -259,7 +260,7 @@ def _lead(launcher: RankLauncher, ranks: Ranks, record: Record, inputs: Inputs, 
     trial = record.trial
     with record.timed("data"):
         first = FirstAttempt.read(folder)
-        fitted = fit_training(trial) if first is None else first.fitted
+        fitted = fit_training(trial, sized_config) if first is None else first.fitted
         data, derived, report = derive(trial, folder / EXAMPLES_FOLDER, fitted)
         record.log(
             f"{report.examples:,} examples to train on, {report.validation_examples:,} held out, "
@@ -293,7 +294,7 @@ def _lead(launcher: RankLauncher, ranks: Ranks, record: Record, inputs: Inputs, 
     except RankKilled as error:
         raise WorkerGone(str(error)) from error
     except RankOutOfMemory:
-        smaller = fit_training(record.trial, fitted)
+        smaller = fit_training(record.trial, sized_config, fitted)
         if training_log.step or not smaller.values:
             raise
         values = ", ".join(f"{name} {value}" for name, value in smaller.values.items())
@@ -319,7 +320,7 @@ def follow(request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) 
     def prepare(inputs: Inputs) -> Mapping[str, str]:
         folder = _checkpoint_folder(request)
         first = FirstAttempt.read(folder)  # the first machine's, if the folder is shared
-        fitted = fit_training(trial) if first is None else first.fitted
+        fitted = fit_training(trial, sized_config) if first is None else first.fitted
         data, derived, _ = derive(trial, folder / EXAMPLES_FOLDER, fitted)
         spec = _rank_spec(request, folder, inputs[0].sha256, data.sha256)
         return {TRIAL_FILE: trial.with_derived(derived).to_text(), SPEC_FILE: spec.to_text()}

@@ -71,6 +71,15 @@ def test_a_lock_has_every_required_package_in_one_version_with_hashes(profile: s
     assert int(locked["setuptools"].split(".")[0]) < 82
 
 
+def test_the_tests_run_with_the_images_versions_of_what_models_are_loaded_by() -> None:
+    installed, locked = (
+        dict(re.findall(r"(?m)^([\w-]+)==([\w.]+)", (ROOT / name).read_text().replace("_", "-")))
+        for name in ("constraints.txt", "image/locks/current.txt")
+    )
+    names = "transformers tokenizers peft bitsandbytes accelerate safetensors huggingface-hub liger-kernel pyarrow"
+    assert {name: installed[name] for name in names.split()} == {name: locked[name] for name in names.split()}
+
+
 def test_the_ci_example_uses_existing_tasks_and_settings_and_no_secret_arguments() -> None:
     text = (ROOT / "docs" / "ci-image.yaml").read_text()
     (job,) = yaml.safe_load(text)["jobs"].values()

@@ -71,7 +71,7 @@ def test_the_hubs_token_is_sent_to_no_other_server(
     proxy: RegistryProxy, other_server: RegistryProxy, tmp_path: Path
 ) -> None:
     pytest.importorskip("huggingface_hub")
-    proxy.arm(Redirect(to=f"http://{other_server.host}"))
+    proxy.arm(Redirect(to=f"http://{other_server.host}".replace("127.0.0.1", "localhost")))
     replies = run_requests(
         proxy, tmp_path, {"verb": "list", "revision": "main"}, {"verb": "fetch", "revision": "a" * 40, "path": "a.json"}
     )

@@ -25,7 +25,7 @@ from bench.data.trial_inputs import check_trial
 from bench.harness.termination import StopSignals
 from bench.machine import fingerprint, nvml
 from bench.predict import chips, flops, memory, throughput
-from bench.qlora.step import load_base
+from bench.qlora.step import load_base, sized_config
 from bench.records.atomic_files import sha256_of
 from bench.records.validation import ALL_LINEAR
 from bench.workloads import training
@@ -106,7 +106,7 @@ def test_a_registered_architecture_is_checked_predicted_trained_and_merged(folde
     reason = REASON if name == "refused" else None
     assert trial_inputs.unsupported_reason(config, trial, capability=None) == reason
     monkeypatch.setattr(nvml, "visible_gpus", list)
-    assert throughput.forecast(trial).recipe == trial_inputs.built_recipe(trial, reason)
+    assert throughput.forecast(config, "", trial).recipe == trial_inputs.built_recipe(trial, reason)
     # Llama's block has the same products, joined or not.
     same = config | {"model_type": "llama"}
     assert flops.block_weights(config) == flops.block_weights(same)
@@ -200,7 +200,8 @@ def test_a_family_is_checked_trained_resumed_merged_and_decoded(modules, tmp_pat
     digests = {sha256_of(tmp_path / name / "adapter" / checkpoint.ADAPTER) for name in ("out", "stopped")}
     assert len(digests) == 1
 
-    config, trial = read_config(folder), lab.trial
+    trial = lab.trial
+    config = sized_config(trial)
     is_fast = family in ("qwen2", "qwen3", "ministral3", "phi3", "mistral3")
     assert (trial_inputs.unsupported_reason(config, trial, capability=None) is None) is is_fast
     assert memory.peak_bytes(config, trial) > 0
@@ -292,17 +293,21 @@ def test_other_types_are_trained(modules, tmp_path, model_type):
 def test_memory_and_flop_of_a_model_with_experts_count_those_of_a_token(modules, tmp_path, monkeypatch):
     folder = tiny_training.make_folder(modules, tmp_path / "model", model_type="mixtral", num_local_experts=4)
     trial = tiny_training.plan(folder, tiny_training.make_data(tmp_path / "chats.jsonl", lines=24))
-    config = read_config(folder)
-    attention, experts = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 4 * 64), 2 * 4 * 3 * 64 * 128  # with the router
+    config = sized_config(trial)
+    attention, experts = 2 * (2 * 64 * 64 + 2 * 64 * 32), 2 * 4 * 3 * 64 * 128
     assert flops.block_weights(config) == attention + experts
     assert flops.block_weights(config, active=True) == attention + experts // 2
     gpu = SimpleNamespace(
-        name="NVIDIA A10", compute_capability=(8, 6), read=lambda: SimpleNamespace(memory_total_bytes=24 << 30)
+        name="NVIDIA A10",
+        compute_capability=(8, 6),
+        usable_memory_bytes=22 << 30,
+        read=lambda: SimpleNamespace(memory_total_bytes=24 << 30),
     )
     monkeypatch.setattr(nvml, "visible_gpus", lambda: [gpu])
-    forecast = throughput.forecast(trial)
+    forecast = throughput.forecast(config, "", trial)
     assert forecast.peak_bytes == memory.peak_bytes(config, trial_inputs.as_stock(trial))
-    assert chips.forecast_chips(trial, "NVIDIA A10")
+    assert chips.forecast_chips(config, trial, "NVIDIA A10")
     assert forecast.adapter_weights == 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32))
-    with pytest.raises(InputError, match="its memory cannot be predicted"):
-        throughput.survey(str(folder), trial.data, [trial])
+    stock = trial_inputs.as_stock(trial)
+    (searched,) = throughput.survey(config, check_model(folder), trial.data, [stock])["trials"]
+    assert searched["peak_bytes"] == forecast.peak_bytes

@@ -52,27 +52,27 @@ def test_the_range_of_an_estimate_is_that_of_the_measured_pairs() -> None:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=[pair["name"] for pair in PAIRS])
 def test_a_measured_step_lies_within_the_range_of_its_estimate(pair: Any) -> None:
-    forecasts = {each.name: each for each in chips.predict_chips(MISTRAL_7B, trial_of(**pair["trial"]))}
+    forecasts = {each.name: each for each in chips.forecast_chips(MISTRAL_7B, trial_of(**pair["trial"]), None)}
     forecast = forecasts[pair["chip"]]
     assert 0.99 * forecast.row_sec_low <= pair["measured_sec"] <= 1.01 * forecast.row_sec_high
 
 
 def test_a_chip_has_one_name_and_says_whether_the_training_fits() -> None:
     small, large = (
-        {each.name: each.fits for each in chips.predict_chips(MISTRAL_7B, trial_of(recipe="fast", **more))}
+        {each.name: each.fits for each in chips.forecast_chips(MISTRAL_7B, trial_of(recipe="fast", **more), None)}
         for more in ({}, {"micro_batch_size": 64})
     )
     assert {"NVIDIA A10", "NVIDIA A100-SXM4-80GB", "NVIDIA L40S", "NVIDIA H100 80GB HBM3", "NVIDIA H200"} <= set(small)
     assert all(name.replace(" ", "").replace("-", "").isalnum() for name in small)
     assert (small["NVIDIA A10"], large["NVIDIA A10"], large["NVIDIA H200"]) == (True, False, True)
-    assert all(dataclasses.asdict(each)["row_sec"] > 0 for each in chips.predict_chips(MISTRAL_7B, trial_of()))
-    own = chips.predict_chips(MISTRAL_7B, trial_of(), "NVIDIA A100-SXM4-40GB")
+    assert all(dataclasses.asdict(each)["row_sec"] > 0 for each in chips.forecast_chips(MISTRAL_7B, trial_of(), None))
+    own = chips.forecast_chips(MISTRAL_7B, trial_of(), "NVIDIA A100-SXM4-40GB")
     assert "NVIDIA A100-SXM4-40GB" in {each.name for each in own}
 
 
 def test_no_row_of_a_small_model_is_faster_than_its_launches() -> None:
     small = MISTRAL_7B | {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_attention_heads": 4}
-    forecasts = chips.predict_chips(small | {"num_key_value_heads": 2, "vocab_size": 264}, trial_of())
+    forecasts = chips.forecast_chips(small | {"num_key_value_heads": 2, "vocab_size": 264}, trial_of(), None)
     layers = MISTRAL_7B["num_hidden_layers"]
     (floor,) = {(each.row_sec_low, each.row_sec, each.row_sec_high) for each in forecasts if each.name.endswith("H200")}
     assert floor == tuple(layers * seconds for seconds in chips.LAYER_SEC)

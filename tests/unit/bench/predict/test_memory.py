@@ -2,18 +2,17 @@
 
 import dataclasses
 import statistics
-from itertools import product
 
 import pytest
 
-from bench.architectures.unregistered import describe
 from bench.predict import flops, memory, throughput
+from bench.qlora.step import sized_config
 from bench.records.trial import RECIPES
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from tests.benchmarks.predicted_memory import GRID, HELD_OUT, memory_ratios
 from tests.model_shapes import MISTRAL_7B as CONFIG
 from tests.model_shapes import SHAPES
-from tests.support import tiny_training
+from tests.support import tiny_models, tiny_training
 from tests.support.cases import load_cases
 
 SAVED = {"gradient_checkpointing": False}
@@ -152,39 +151,39 @@ def test_the_constants_still_predict_the_measured_peaks():
         assert max(errors) < 0.03
 
 
-def mixture(name):
-    """Make the config.json of a published mixture, with what its weights files' headers would add."""
-    layers, hidden, query, key, inner, count, choices, table = MIXTURES[name]
-    config = {
-        "model_type": name, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": query // 64,
-        "num_key_value_heads": key // 64, "head_dim": 64, "vocab_size": table, "num_experts_per_tok": choices,
-    }  # fmt: skip
-    attention = {"q": (query, hidden), "k": (key, hidden), "v": (key, hidden), "o": (hidden, query)}
-    paths = {f"self_attn.{part}_proj.weight": shape for part, shape in attention.items()}
-    if name == "gpt_oss":  # in MXFP4
-        paths |= {"mlp.experts.gate_up_proj_blocks": (count, 2 * inner, hidden // 32, 16)}
-        paths |= {"mlp.experts.down_proj_blocks": (count, hidden, inner // 32, 16)}
-        paths |= {"mlp.experts.down_proj_scales": (count, hidden, inner // 32)}
-    else:
-        for expert, (part, shape) in product(range(count), (("up", (inner, hidden)), ("gate", (inner, hidden)))):
-            paths[f"mlp.experts.{expert}.{part}_proj.weight"] = shape
-            paths[f"mlp.experts.{expert}.down_proj.weight"] = (hidden, inner)
-    return describe(config, {f"model.layers.{n}.{path}": shape for n in range(layers) for path, shape in paths.items()})
-
-
-# Layers, hidden, query, key, inner, experts, of a token, vocabulary; then GiB of the base, and of the peak at 512 x 8.
+MIXTURE = {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "tie_word_embeddings": False}
+# By type: sizes of a published mixture; its weights in NF4 and those of a token in 10**9; GiB of the base, and of the
+# peak of `stock` at 512 x 8 with all layers recomputed.
 MIXTURES = {
-    "qwen3_moe": (48, 2048, 4096, 512, 768, 128, 8, 151936),  # Qwen3-30B-A3B
-    "gpt_oss": (24, 2880, 4096, 512, 2880, 32, 4, 201088),  # gpt-oss-20b
-}
+    "qwen3_moe": (  # Qwen3-30B-A3B
+        {**MIXTURE, "hidden_size": 2048, "num_hidden_layers": 48, "moe_intermediate_size": 768, "num_experts": 128,
+         "num_experts_per_tok": 8, "vocab_size": 151936},
+        (29.90, 2.72, 15.5, 17.6),
+    ),
+    "gpt_oss": (  # gpt-oss-20b
+        {**MIXTURE, "hidden_size": 2880, "num_hidden_layers": 24, "intermediate_size": 2880, "num_local_experts": 32,
+         "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088},
+        (19.75, 3.03, 11.7, 13.8),
+    ),
+    "llama4_text": (  # Llama 4 Scout, 109B
+        {**MIXTURE, "hidden_size": 5120, "num_hidden_layers": 48, "intermediate_size": 8192, "num_local_experts": 16,
+         "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 202048, "interleave_moe_layer_step": 1},
+        (105.70, 15.10, 54.6, 60.0),
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "base", "limit"), [("qwen3_moe", 15.5, 21.5), ("gpt_oss", 11.7, 21.5)])
-def test_a_mixture_of_experts_fits_on_24_gb(make_trial, name, base, limit):
-    config = mixture(name)
-    trial = make_trial(recipe="stock", optimizer="adamw_torch", max_seq_len=512, micro_batch_size=8)
-    assert memory.base_bytes(config, trial) / 2**30 == pytest.approx(base, abs=0.1)
-    assert memory.base_bytes(config, trial) / 2**30 + 1 < memory.peak_bytes(config, trial) / 2**30 <= limit
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_a_mixtures_memory_follows_from_what_the_model_says_is_quantized(modules, make_trial, tmp_path, model_type):
+    sizes, expected = MIXTURES[model_type]
+    tiny_models.write_shapes(modules, tmp_path, model_type, **sizes)
+    trial = make_trial(
+        model=str(tmp_path), recipe="stock", optimizer="adamw_torch", max_seq_len=512, micro_batch_size=8
+    )
+    config = sized_config(trial)
+    weights = (flops.block_weights(config), flops.block_weights(config, active=True))
+    sizes_gib = (memory.base_bytes(config, trial) / 2**30, memory.peak_bytes(config, trial) / 2**30)
+    assert (*(number / 1e9 for number in weights), *sizes_gib) == pytest.approx(expected, rel=0.005)
 
 
 def test_an_evaluation_of_a_small_model_with_many_tokens_needs_more_than_a_step(tmp_path):

@@ -6,12 +6,14 @@ import math
 import pytest
 import torch
 
+from bench.architectures.unregistered import BASE_RECORD
 from bench.data.inputs import InputError
 from bench.data.model_folder import read_config
-from bench.predict import flops
+from bench.predict import flops, memory
 from bench.qlora.base_models import Skeleton, read_base
 from bench.qlora.step import Placement, add_lora, load_base, probe
 from bench.records.adapter import NF4, BaseRecord
+from bench.records.validation import ALL_LINEAR
 from tests.support import families, tiny_models, tiny_training
 
 
@@ -33,10 +35,11 @@ def test_a_record_names_each_tensor_as_the_loaded_model_holds_it(modules, tmp_pa
 
 def test_what_transformers_cannot_train_is_refused_before_the_training(modules, tmp_path):
     tiny_models.tiny_model(modules, "ctrl").save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="does not support activation checkpointing"):
+    with pytest.raises(InputError, match=r"does not support \w+ checkpointing"):
         probe(modules, tiny_training.plan(tmp_path, tmp_path, recipe="stock"))
     trial = tiny_training.plan(tmp_path, tmp_path, recipe="stock", gradient_checkpointing=False)
-    assert probe(modules, trial).adapter_weights(4) == 4 * 4 * 128 * 2
+    record = probe(modules, trial)
+    assert [record.tensors[f"{name}.weight"].shape for name in record.adapters] == [[64, 64]] * 8
 
 
 @pytest.mark.parametrize("case", families.families())
@@ -46,3 +49,8 @@ def test_the_arithmetic_of_declared_families_counts_what_the_record_says(modules
     assert sum(math.prod(held.shape) for held in tensors.values() if held.kind == NF4) == flops.block_weights(config)
     matrices = [held for held in tensors.values() if held.kind != NF4 and len(held.shape) == 2]
     assert {math.prod(held.shape) for held in matrices} == {flops.head_weights(config)}
+    trial = tiny_training.plan(folder, tmp_path, recipe="stock", lora_targets=ALL_LINEAR)
+    recorded = config | {BASE_RECORD: BaseRecord(tensors=tensors, adapters=[])}
+    assert flops.trial_flops(recorded, trial) == flops.trial_flops(config, trial)
+    for predict in (memory.peak_bytes, memory.base_bytes, memory.adapter_bytes):
+        assert predict(recorded, trial) == pytest.approx(predict(config, trial), rel=0.02)

@@ -27,7 +27,6 @@ CLASSES = {
     "gate and up joined": "qwen3_moe.Qwen3MoeExperts",
     "transposed, interleaved, clamped, biases": "gpt_oss.GptOssExperts",
     "no gate": "nemotron_h.NemotronHExperts",
-    "a norm behind each expert": "muse_spark.MuseSparkExperts",
 }
 
 
@@ -37,13 +36,10 @@ def by_value(names):
 
 SIZES = by_value(
     {
-        WIDTH: "hidden_size moe_hidden_size moe_intermediate_size intermediate_size",
+        WIDTH: "hidden_size moe_intermediate_size intermediate_size",
         6: "num_experts num_local_experts n_routed_experts",
         "silu": "hidden_act mlp_hidden_act",
         None: "moe_latent_size",
-        1.702: "swiglu_alpha",
-        0.5: "swiglu_limit",
-        1e-6: "post_norm_eps",
         "eager": "_experts_implementation",
     }
 )
