@@ -34,6 +34,7 @@ from bench.qlora.base_models import load_text_model, read_base, widen
 from bench.qlora.step import Placement, TrainingStep, choose_placement
 from bench.records import Trial
 from bench.records.adapter import AdapterCheck, ServedForm
+from bench.records.units import format_gb
 from bench.workloads.finetune import evaluate, training_set
 from bench.workloads.finetune.answers import AnswerGenerator, GeneratedAnswer, end_tokens_of, prompt_cases
 from bench.workloads.finetune.score import RowScore, Scoring, mean_score
@@ -90,7 +91,8 @@ class Checker:
         self.progress = ProgressLog(log)
         self.progress.log(f"checking the files of {request.trial.model}")
         model, adapter = Path(request.trial.model), Path(request.adapter)
-        self.model_sha256 = lora.check_base(model, adapter, request.model_sha256).sha256
+        facts = lora.check_base(model, adapter, request.model_sha256)
+        self.model_sha256 = facts.sha256
         self.lora, self.record = lora.read(adapter)
         if request.merged is not None:
             check_model(Path(request.merged))
@@ -100,14 +102,19 @@ class Checker:
         if not self.examples:
             raise InputError("train.validation_fraction: no data was held out, so no loss can be compared")
         self.targets = [training_set.count_targets([example]) for example in self.examples]
-        has_answers = training_set.training_of(request.trial).data.labels == "assistant"
-        self.cases = prompt_cases(self.examples, request.answers) if has_answers else []
-        self.scoring, self.unscored_place = Scoring.load(training_of(request.trial)), ""
-        special_tokens = training_of(request.trial).data.special_tokens
-        self.texts = RowTexts(self.tokenizer, special_tokens)
+        training = training_of(request.trial)
+        self.cases = prompt_cases(self.examples, request.answers) if training.data.labels == "assistant" else []
+        self.scoring, self.unscored_place = Scoring.load(training), ""
+        self.texts = RowTexts(self.tokenizer, training.data.special_tokens)
         self.ends = sorted({self.tokenizer.eos_token_id, *self.material.end_tokens})
         self.modules = torch_stack.load()
         self.placement: Placement = choose_placement(self.modules)
+        needed, memory = 2 * facts.parameters, device_memory(self.modules.torch, self.placement)
+        if memory is not None and needed > memory:
+            raise InputError(
+                f"{model}: {format_gb(needed)} in 16 bits, in which it is served, and the GPU has {format_gb(memory)}",
+                remedy="check it on a worker with more memory; `inv adapter.merge` needs less",
+            )
 
     def run(self) -> AdapterCheck:
         """Measure every form. Raises InputError and any error of the torch stack."""
@@ -222,6 +229,11 @@ class Checker:
         if self.cases:
             self.progress.log(f"{self.name}: {len(self.cases)} answers")
         return generator.generate([case.prompt for case in self.cases], [case.max_tokens for case in self.cases])
+
+
+def device_memory(torch: Any, placement: Placement) -> int | None:
+    """Return the bytes of the GPU's memory; None without a GPU."""
+    return int(torch.cuda.mem_get_info(placement.device)[1]) if placement.is_cuda else None
 
 
 def plain_losses(torch: Any, model: Any, examples: Iterable[Any]) -> list[float]:

@@ -27,7 +27,6 @@ from bench.qlora.step import Placement, TrainingStep
 from bench.records import Trial
 from bench.records.adapter import NF4, BaseRecord, HeldTensor, read_lora_config
 from bench.records.atomic_files import sha256_of
-from bench.records.checksummed import ResultError
 from bench.workloads.finetune.checkpoint import ADAPTER, ADAPTER_CONFIG, TOKENIZER_FILES
 
 RESTORE_BASE = "restore the base of the training at its path"
@@ -53,13 +52,13 @@ class Lora:
 def check_base(model: Path, adapter: Path, model_sha256: str | None) -> ModelFacts:
     """Return the base's facts. Raises InputRejected if it is not that of the training, InputError if it is unusable.
 
-    So does an adapter that is not plain LoRA.
+    Raises ResultError for an adapter that is not plain LoRA.
 
     The adapter's folder holds copies of the training's tokenizer and chat template, so a change of these is reported as
     such. The template of an unchanged model differs if the training had another one (train.chat_template).
     """
     facts = check_model(model)
-    _read_adapter_config(adapter)
+    read_lora_config(adapter / ADAPTER_CONFIG)
     for name in TOKENIZER_FILES:
         if name == TEMPLATE_FILE and facts.sha256 == model_sha256:
             continue
@@ -89,17 +88,9 @@ def load_trained(modules: Any, trial: Trial, placement: Placement, folder: Path)
     return step, peft_model
 
 
-def read_record(folder: Path) -> BaseRecord:
-    """Read how the training of an adapter held the base. Raises InputError."""
-    try:
-        return BaseRecord.read(folder / BaseRecord.FILE)
-    except ResultError as error:
-        raise InputError.from_error(error) from error
-
-
 def read(folder: Path) -> tuple[Lora, BaseRecord]:
-    """Read an adapter and how its training held the base; check one against the other. Raises InputError."""
-    record, config = read_record(folder), _read_adapter_config(folder)
+    """Read an adapter and how its training held the base; compare them. Raises InputError and ResultError."""
+    record, config = BaseRecord.read(folder / BaseRecord.FILE), read_lora_config(folder / ADAPTER_CONFIG)
     rank, alpha = config["r"], config["lora_alpha"]
     path, parts = folder / ADAPTER, {f"{name}.weight": dict[str, Any]() for name in record.adapters}
     try:
@@ -124,13 +115,6 @@ def read(folder: Path) -> tuple[Lora, BaseRecord]:
         sha256=sha256_of(path),
     )
     return weights, record
-
-
-def round_trip_nf4(modules: torch_stack.Stack, weight: Any) -> Any:
-    """Quantize a weight to NF4 with double quantization and dequantize it to float32, as the training saw it."""
-    functional = modules.bitsandbytes.functional
-    packed, state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
-    return functional.dequantize_4bit(packed, state).float()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +142,10 @@ class MergedWeights:
         wide = weight.to(dtype).float()  # as the base was loaded for training
         wide = wide.T.contiguous() if held.is_transposed else wide
         if self.base == NF4 and held.kind == NF4:
-            wide = round_trip_nf4(self.modules, wide)
+            functional = self.modules.bitsandbytes.functional
+            wide = functional.dequantize_4bit(
+                *functional.quantize_4bit(wide, quant_type=NF4, compress_statistics=True)
+            ).float()
         merged = self.lora.apply(name, wide).to(dtype)
         if not bool(self.modules.torch.isfinite(merged).all()):
             raise InputError(
@@ -167,27 +154,13 @@ class MergedWeights:
         return merged.T if held.is_transposed else merged
 
 
-def _read_adapter_config(folder: Path) -> dict[str, Any]:
-    try:
-        return read_lora_config(folder / ADAPTER_CONFIG)
-    except ResultError as error:
-        raise InputError.from_error(error) from error
-
-
 def _check_pair(path: Path, name: str, pair: Mapping[str, tuple[int, ...]], held: HeldTensor | None, rank: int) -> None:
-    if set(pair) != {"A", "B"} or any(len(matrix) != 2 for matrix in pair.values()):
-        raise InputError(f"{path}: {name}: expected two matrices, A and B", remedy="copy the adapter again")
     if held is None:
         raise InputError(f"{path}: {name}: the base has no such weight", remedy=RESTORE_BASE)
-    (rank_a, in_features), (out_features, rank_b) = pair["A"], pair["B"]
-    if rank_a != rank or rank_b != rank:
+    outputs, inputs = held.shape[::-1] if held.is_transposed else held.shape
+    if pair != {"A": (rank, inputs), "B": (outputs, rank)}:
+        found = ", ".join(f"{part} {list(shape)}" for part, shape in sorted(pair.items()))
         raise InputError(
-            f"{path}: {name}: rank {rank_a} x {rank_b}, but {rank} in {ADAPTER_CONFIG}", remedy="copy the adapter again"
-        )
-    shape = held.shape[::-1] if held.is_transposed else held.shape
-    if [out_features, in_features] != shape:
-        raise InputError(
-            f"{path}: {name}: for a weight of {out_features} x {in_features}, the base's is "
-            f"{' x '.join(map(str, shape))}",
-            remedy=RESTORE_BASE,
+            f"{path}: {name}: expected A [{rank}, {inputs}] and B [{outputs}, {rank}], found {found or 'none'}",
+            remedy=f"copy the adapter again, or {RESTORE_BASE}",
         )

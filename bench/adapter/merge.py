@@ -4,23 +4,21 @@ The folder has Hugging Face's layout and the base's shards; a tensor has the dty
 bf16 if that was NF4. Tensors that transformers joins or splits, as those of experts, are merged as the model has them,
 then written as in the base's files if transformers knows the way back, else under the model's names.
 
-Shards are written to `.NAME.part` next to the target folder, and each is recorded in `shards.jsonl` after it was read
-back. A stopped merge resumes there if its inputs are the same. The folder is renamed to its final name once it has
-SHA256SUMS and merge.json, so a folder of that name is complete.
+Files are written to `.NAME.part` next to the target folder, and weights are read back. The folder is renamed to its
+final name once it has SHA256SUMS and merge.json, so a folder of that name is complete. A stopped merge begins again.
 
 A safetensors file is written with one tensor in memory at a time: its header follows from names and
-shapes (format: `bench.data.model_folder`). The data is written to a temporary file and read back from the disk; the
-file gets its name only if the checksum matches.
+shapes (format: `bench.data.model_folder`).
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +41,7 @@ from bench.records.sums_file import folder_fault
 from bench.records.units import format_gb, format_mb
 from bench.workloads.finetune.checkpoint import TOKENIZER_FILES
 
-MERGE_FILE, SHARDS_FILE, LOCK_FILE, CARD_FILE = "merge.json", "shards.jsonl", ".lock", "README.md"
+MERGE_FILE, CARD_FILE = "merge.json", "README.md"
 GENERATION_FILE = "generation_config.json"
 SUFFIXES = frozenset({".jinja", ".json", ".model", ".tiktoken", ".txt"})  # files that inference reads
 TEMPLATES_FOLDER = "additional_chat_templates"
@@ -72,35 +70,36 @@ class MergeRequest:
 
 
 def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
-    """Create, resume or verify the merged folder. Raises InputError, InputRejected and OSError."""
+    """Create or verify the merged folder. Raises InputError, InputRejected and OSError."""
     model, adapter, out = Path(request.model), Path(request.adapter), Path(request.out)
     base = lora.check_base(model, adapter, request.model_sha256)
     adapter_weights, record = lora.read(adapter)
     source = MergedFiles(model, adapter_weights, record, request.base)
     shards = source.shards()
-    sizes = {name: file_size(headers) for name, headers in shards.items()}
     facts = MergeFacts(
         base=request.base,
         model_sha256=base.sha256,
         adapter_sha256=adapter_weights.sha256,
         end_ids=sorted({*request.end_ids, *_end_tokens(model)}),
-        shards=len(sizes),
-        bytes=sum(sizes.values()),
+        shards=len(shards),
+        bytes=sum(map(data_bytes, shards.values())),
     )
     if os.path.lexists(out):
         return _verify_existing(out, facts, log)
     part = out.with_name(f".{out.name}.part")
-    _claim_folder(part)
-    with _exclusive_lock(part):
-        done = _resume(part, facts)
-        _check_disk_space(part, sum(size for name, size in sizes.items() if name not in done))
-        _write_shards(part, shards, source.read, done, log)
+    with _empty_folder(part):
+        free, needed = shutil.disk_usage(part).free, facts.bytes + OVERHEAD_BYTES
+        if free < needed:
+            raise InputError(
+                f"{out.parent}: {format_gb(free, 2)} free, {format_gb(needed, 2)} needed",
+                remedy="free some space, or name a folder on another disk",
+            )
+        _write_shards(part, shards, source.read, log)
         _write_other_files(part, model, adapter, shards, facts.end_ids)
+        write_atomic(part / MERGE_FILE, json.dumps(schema.to_json(facts), indent=1).encode() + b"\n")
         write_atomic(part / CARD_FILE, request.card.encode())
         _write_checksums(part)
-        (part / SHARDS_FILE).unlink()
         os.rename(part, out)
-        (out / LOCK_FILE).unlink()
     log(f"{out}: {format_gb(facts.bytes, 2)} in {facts.shards} shards, read back and verified")
     return facts
 
@@ -121,71 +120,27 @@ def _read_generation_config(model: Path) -> dict[str, Any]:
     return {}
 
 
-def _claim_folder(part: Path) -> None:
-    """Make the folder that the merge writes to; one that exists must be a folder of this user. Raises InputError."""
+@contextlib.contextmanager
+def _empty_folder(part: Path) -> Iterator[None]:
+    """Hold the folder that the merge writes to, empty. Raises InputError, InputRejected if it is another user's."""
     try:
         part.mkdir(parents=True, exist_ok=True)
-        status = part.lstat()
+        descriptor = os.open(part, os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno in DISK_ERRNOS:
             raise
         raise InputError(f"{part}: {error.strerror}", remedy="name another folder") from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        kind = "a link" if stat.S_ISLNK(status.st_mode) else f"user {status.st_uid}'s"
-        raise InputRejected(f"{part}: it is {kind}, so another user may change it", remedy="name another folder")
-
-
-@contextlib.contextmanager
-def _exclusive_lock(part: Path) -> Iterator[None]:
-    with (part / LOCK_FILE).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (part / LOCK_FILE).stat()  # absent if the merge that held the lock has just ended
-        except (BlockingIOError, FileNotFoundError) as error:
-            raise InputError(f"{part}: another merge is writing to it", remedy="wait until it ends") from error
-        yield
-
-
-def _resume(part: Path, facts: MergeFacts) -> dict[str, str]:
-    """Return the verified shards of an earlier merge of the same inputs: name to sha256. Remove all other files."""
-    plan, expected = part / MERGE_FILE, schema.to_json(facts)
     try:
-        is_same = json.loads(plan.read_bytes()) == expected
-    except (OSError, ValueError):
-        is_same = False
-    done = _read_done(part) if is_same else {}
-    kept = {LOCK_FILE, *((MERGE_FILE, SHARDS_FILE, *done) if is_same else ())}
-    for path in part.iterdir():
-        if path.name not in kept:
-            if path.is_dir() and path.name == TEMPLATES_FOLDER:
-                shutil.rmtree(path)
-                continue
-            if path.is_dir() and not path.is_symlink():
-                raise InputError(f"{path}: not the file of a merge", remedy="remove it, or name another folder")
-            path.unlink()
-    if not is_same:
-        write_atomic(plan, json.dumps(expected, indent=1).encode() + b"\n")
-    return done
-
-
-def _read_done(part: Path) -> dict[str, str]:
-    done = {}
-    with contextlib.suppress(OSError):
-        for line in (part / SHARDS_FILE).read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # a line truncated by a crash
-                entry = json.loads(line)
-                if sha256_of(part / entry["name"]) == entry["sha256"]:
-                    done[entry["name"]] = entry["sha256"]
-    return done
-
-
-def _check_disk_space(part: Path, needed: int) -> None:
-    free = shutil.disk_usage(part).free
-    if free < needed + OVERHEAD_BYTES:
-        raise InputError(
-            f"{part.parent}: {format_gb(free, 2)} free, {format_gb(needed + OVERHEAD_BYTES, 2)} needed",
-            remedy="free some space, or name a folder on another disk",
-        )
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise InputRejected(f"{part}: another user may change it", remedy="name another folder")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for path in part.iterdir():  # of a merge that was killed
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        yield
+    except BlockingIOError as error:
+        raise InputError(f"{part}: another merge is writing to it", remedy="wait until it ends") from error
+    finally:
+        os.close(descriptor)
 
 
 def _write_other_files(
@@ -236,7 +191,7 @@ class MergedFiles:
         for group in self._skeleton.groups():
             sources = {name: self._empty(name) for name in group.sources}
             headers = shards[self._places[group.sources[0]].name]
-            for name, tensor in self._make(group, sources, _unchanged).items():
+            for name, tensor in self._make(group, sources).items():
                 self._groups[name] = group
                 dtype = self._merged.dtype(group.target) if group.target is not None else tensor.dtype
                 headers[name] = dtype, tuple(tensor.shape)
@@ -248,14 +203,16 @@ class MergedFiles:
             group = self._groups[name]
             with self._torch.no_grad():
                 sources = {source: self._load(source) for source in group.sources}
-                self._ready |= self._make(group, sources, self._merged if group.target is not None else _unchanged)
+                self._ready |= self._make(group, sources, self._merged if group.target is not None else None)
         return self._ready.pop(name)
 
     def _make(
-        self, group: TensorGroup, sources: dict[str, Any], merge_tensor: Callable[[str, Any], Any]
+        self, group: TensorGroup, sources: dict[str, Any], change: Callable[[str, Any], Any] | None = None
     ) -> dict[str, Any]:
         tensors = self._skeleton.convert(group, sources)
-        return self._skeleton.revert(group, {name: merge_tensor(name, tensor) for name, tensor in tensors.items()})
+        if change is not None:
+            tensors = {name: change(name, tensor) for name, tensor in tensors.items()}
+        return self._skeleton.revert(group, tensors)
 
     def _empty(self, name: str) -> Any:
         dtype, shape = self._skeleton.headers[name]
@@ -266,33 +223,17 @@ class MergedFiles:
             return file.get_tensor(name).to(self._device)
 
 
-def _unchanged(_name: str, tensor: Any) -> Any:
-    return tensor
-
-
 def _write_shards(
-    part: Path,
-    shards: Mapping[str, Headers],
-    get_tensor: WeightReader,
-    done: Mapping[str, str],
-    log: Callable[[str], None],
+    part: Path, shards: Mapping[str, Headers], get_tensor: WeightReader, log: Callable[[str], None]
 ) -> None:
     torch = torch_stack.load().torch
     for number, (name, headers) in enumerate(shards.items(), 1):
-        if name in done:
-            log(f"shard {number} of {len(shards)}: {name} already exists, verified")
-            continue
-        digest = write_verified(part / name, tensor_chunks(headers, get_tensor, torch))
-        with (part / SHARDS_FILE).open("a", encoding="utf-8") as shards_file:
-            shards_file.write(json.dumps({"name": name, "sha256": digest}) + "\n")
-            shards_file.flush()
-            os.fsync(shards_file.fileno())
+        write_verified(part / name, tensor_chunks(headers, get_tensor, torch))
         log(f"shard {number} of {len(shards)}: {name}, {format_mb((part / name).stat().st_size)}, read back")
 
 
 def _write_checksums(part: Path) -> None:
-    paths = (str(path.relative_to(part)) for path in part.rglob("*") if path.is_file())
-    names = sorted(name for name in paths if name not in (SHARDS_FILE, LOCK_FILE, SUMS_FILE))
+    names = sorted(str(path.relative_to(part)) for path in part.rglob("*") if path.is_file())
     lines = [f"{sha256_of(part / name)}  {name}\n" for name in names]
     write_atomic(part / SUMS_FILE, "".join(lines).encode())
 
@@ -316,10 +257,6 @@ def verify_sums(folder: Path) -> None:
         raise InputError(fault, remedy=f"remove {folder} and retry")
 
 
-class ShardMismatch(OSError):
-    """Data that was read back differs from the data written."""
-
-
 def encode_header(headers: Headers) -> bytes:
     """Encode the header of a file with these tensors, in this order."""
     document: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -341,28 +278,18 @@ def data_bytes(headers: Headers) -> int:
     return sum(math.prod(shape) * dtype.itemsize for dtype, shape in headers.values())
 
 
-def file_size(headers: Headers) -> int:
-    return len(encode_header(headers)) + data_bytes(headers)
-
-
-def write_verified(path: Path, chunks: Iterable[Any]) -> str:
-    """Write the file completely or not at all, read it back and return its sha256. Raises OSError."""
-    part, digest = path.with_name(f".{path.name}.part"), hashlib.sha256()
-    try:
-        with part.open("wb") as file:
-            for chunk in chunks:
-                digest.update(chunk)
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        page_cache.drop([part])  # read what is on the disk
-        if sha256_of(part) != digest.hexdigest():
-            raise ShardMismatch(5, "data read back differs from the data written; check the disk", str(path))
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    return digest.hexdigest()
+def write_verified(path: Path, chunks: Iterable[Any]) -> None:
+    """Write the file and read it back. Raises OSError."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for chunk in chunks:
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    page_cache.drop([path])  # read what is on the disk
+    if sha256_of(path) != digest.hexdigest():
+        raise OSError(errno.EIO, "data read back differs from the data written; check the disk", str(path))
 
 
 def tensor_chunks(headers: Headers, get_tensor: WeightReader, torch: Any) -> Iterator[Any]:

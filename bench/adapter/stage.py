@@ -4,17 +4,18 @@
 volume is linked. A base in this image is copied, because the server's container has another image.
 """
 
-import json
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.adapter.lora import check_base, read_record
+from bench.adapter.lora import check_base
 from bench.adapter.merge import MERGE_FILE, verify_sums
 from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import check_model, read_shapes, weight_files
+from bench.records import schema
+from bench.records.adapter import BaseRecord, MergeFacts
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
 from bench.workloads.finetune.checkpoint import ADAPTER
@@ -87,7 +88,9 @@ def stage_adapter(request: StageRequest, log: Callable[[str], None]) -> ServingL
 
 def _check_names(model: Path, adapter: Path) -> None:
     """Raise InputError for an adapter whose layers have longer names in the base's files: a server looks for these."""
-    suffixes = tuple(f".{name.removeprefix('model.')}.weight" for name in read_record(adapter).adapters)
+    suffixes = tuple(
+        f".{name.removeprefix('model.')}.weight" for name in BaseRecord.read(adapter / BaseRecord.FILE).adapters
+    )
     names = (name for path in weight_files(model) for name in read_shapes(path))
     if any(TEXT_PART in name and name.endswith(suffixes) for name in names):
         raise InputError(
@@ -101,13 +104,11 @@ def _check_merged(folder: Path, request: StageRequest) -> None:
     verify_sums(folder)
     check_model(folder)
     try:
-        facts = json.loads((folder / MERGE_FILE).read_bytes())
-        digests = {name: facts[name] for name in ("adapter_sha256", "model_sha256")}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        facts = schema.from_json(MergeFacts, schema.parse((folder / MERGE_FILE).read_bytes()))
+    except (OSError, ValueError) as error:
         raise InputError(f"{folder / MERGE_FILE}: cannot be read", remedy="merge again: inv adapter.merge") from error
-    for name, value in digests.items():
-        expected = getattr(request, name)
-        if expected is not None and value != expected:
+    for name in ("adapter_sha256", "model_sha256"):
+        if getattr(request, name) not in (None, getattr(facts, name)):
             raise InputRejected(
                 f"{folder}: not the merged model of the training: its {name} differs", remedy="merge it again"
             )

@@ -6,10 +6,11 @@ A decoder block has four products, each of one or several linear layers with a c
     out      query -> hidden                  down     inner -> hidden
 
 Layers that a family joins (one `qkv_proj`) are one element of `linear_layers` with three outputs. A family registers
-itself when it is imported; a second registration, an empty field or an unknown name fails then.
+itself when it is imported; a second registration fails then.
 """
 
 import json
+import math
 import operator
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -61,10 +62,6 @@ class UnknownLayer(ValueError):
         self.name = name
 
 
-class RegistrationError(ValueError):
-    """Wrong declaration of an architecture, with its name and the field."""
-
-
 class Feature(str, Enum):
     """Parts of an architecture that code with the arithmetic written out must support, or refuse by name."""
 
@@ -111,15 +108,13 @@ class Geometry:
 class LinearLayer:
     """A linear layer of a decoder block: its path there, its product, and its outputs as sizes of `Geometry`.
 
-    `parts` are the common names that select it together; by default as many as it has outputs. `sizes` are (input
-    features, output features) if `Geometry` does not have them.
+    `parts` are the common names that select it together; by default as many as it has outputs.
     """
 
     path: str
     product: str
     outputs: tuple[str, ...]
     parts: tuple[str, ...] = ()
-    sizes: tuple[int, int] | None = None
     name_parts: int = 1
 
     @property
@@ -127,16 +122,9 @@ class LinearLayer:
         """Its name as a target of LoRA: the last part of the path, or as many as tell it from the others."""
         return ".".join(self.path.split(".")[-self.name_parts :])
 
-    @property
-    def input(self) -> str:
-        """The size of `Geometry` that is its input."""
-        return PRODUCT_INPUTS[self.product]
-
     def shape(self, geometry: Geometry) -> tuple[int, int]:
         """Return (input features, output features)."""
-        if self.sizes is not None:
-            return self.sizes
-        return getattr(geometry, self.input), sum(getattr(geometry, name) for name in self.outputs)
+        return getattr(geometry, PRODUCT_INPUTS[self.product]), sum(getattr(geometry, name) for name in self.outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +133,17 @@ class Separation:
 
     With `is_packed` they are end to end in one row, by positions that restart with each; without, each has a row of its
     own. Samples of up to `short` tokens and longer ones share no micro-batch: the longest one decides which factors
-    LongRoPE uses for all. None: any samples do.
+    LongRoPE uses for all. Of samples longer than `padded` only equally long ones do: the model selects so many
+    positions of a row, padding included. By default any samples do.
     """
 
     is_packed: bool = True
     short: int | None = None
+    padded: float = math.inf
+
+    def group(self, length: int) -> tuple[bool, int]:
+        """Return what samples have in common with which one of so many tokens may share a micro-batch."""
+        return self.short is not None and length > self.short, length if length > self.padded else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +154,8 @@ class Architecture:
     ConfigError. `features` maps each feature of the model to its description. `plain_positions` returns the number of
     positions for which `features` is complete, None for all. `renames` are patterns of names in weights files with
     their replacements in the text model, for files that hold more than it, and `text_config` returns its config.
-    `is_packed` is true if transformers' model is known to separate samples by their positions. `liger_type` is the
-    model type whose patch by Liger fits, if it has none for its own.
+    `is_packed` is true if transformers' model is known to separate samples by their positions, `sees_padding` if
+    padding changes them. `liger_type` is the model type whose patch by Liger fits, if it has none for its own.
     """
 
     model_types: tuple[str, ...]
@@ -171,8 +165,8 @@ class Architecture:
     plain_positions: Callable[[Config], int | None] = lambda _: None
     renames: tuple[tuple[str, str], ...] = ()
     text_config: Callable[[Config], Config] = lambda config: config
-    blocks: str = BLOCKS
     is_packed: bool = True
+    sees_padding: bool = False
     liger_type: str | None = None
 
     def product(self, name: str) -> tuple[LinearLayer, ...]:
@@ -221,7 +215,8 @@ class Architecture:
         config = self.text_config(config)
         rotation = _rotation(config)
         short = config.get("original_max_position_embeddings", rotation.get("original_max_position_embeddings"))
-        return Separation(is_packed=self.is_packed, short=short if "long_factor" in rotation else None)
+        padded = 0 if self.sees_padding else config.get("index_topk", math.inf)
+        return Separation(is_packed=self.is_packed, short=short if "long_factor" in rotation else None, padded=padded)
 
     def module_name(self, name: str) -> str:
         """Return the name in the text model of a tensor in the weights files."""
@@ -235,16 +230,11 @@ _FALLBACK: list[Callable[[Config], Architecture]] = []
 
 
 def register(architecture: Architecture) -> None:
-    """Add an architecture. Raises RegistrationError if one of its model types has one."""
+    """Add an architecture. Raises ValueError if one of its model types has one."""
     for model_type in architecture.model_types:
         if model_type in _BY_MODEL_TYPE:
-            raise RegistrationError(f"architecture {model_type}: registered twice")
+            raise ValueError(f"architecture {model_type}: registered twice")
     _BY_MODEL_TYPE.update(dict.fromkeys(architecture.model_types, architecture))
-
-
-def model_types() -> tuple[str, ...]:
-    """List the registered model types, sorted."""
-    return tuple(sorted(_BY_MODEL_TYPE))
 
 
 def set_fallback(make: Callable[[Config], Architecture]) -> None:
@@ -262,7 +252,7 @@ def find(config: Config) -> Architecture:
     """Return the architecture of a model, registered or made for it. Raises ConfigError without a model type."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise ConfigError("model_type", f"a model type, such as {', '.join(model_types())}", model_type)
+        raise ConfigError("model_type", f"a model type, such as {', '.join(sorted(_BY_MODEL_TYPE))}", model_type)
     return _BY_MODEL_TYPE[model_type] if model_type in _BY_MODEL_TYPE else _FALLBACK[0](config)
 
 

@@ -56,22 +56,18 @@ def describe(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
         if (match := _BLOCK_WEIGHT.fullmatch(name)) and len(shape) > 1:
             groups[match["blocks"]][int(match["index"])][match["path"]] = shape
     if not groups:
-        return {**config, FOUND_LAYERS: {}}
-    blocks, by_index = max(groups.items(), key=lambda group: len(group[1]))
+        return {**config, FOUND_LAYERS: []}
+    by_index = max(groups.values(), key=len)
     kinds = {frozenset(weights.items()) for weights in by_index.values()}
-    layers = {
-        path: [columns, rows]
-        for path, (rows, *rest) in sorted(frozenset.union(*kinds))
-        if len(rest) == 1 and not re.search(r"\.\d+\.", f".{path}.")
-        for columns in rest
-    }
-    is_complete = len(kinds) == 1 and all(path in layers for weights in by_index.values() for path in weights)
-    if not is_complete:
-        others = {_last(path) for kind in kinds for path, _ in kind if not is_in_attention(path)}
+    weights = frozenset.union(*kinds)
+    matrices = {path for path, shape in weights if len(shape) == 2 and not re.search(r"\.\d+\.", f".{path}.")}
+    layers = sorted(matrices)
+    if len(kinds) > 1 or len(matrices) < len(weights):
+        others = {_last(path) for path, _ in weights if not is_in_attention(path)}
         # Peft would take a name for those of the others, too.
-        layers = {path: sizes for path, sizes in layers.items() if is_in_attention(path) and _last(path) not in others}
+        layers = [path for path in layers if is_in_attention(path) and _last(path) not in others]
     known = {key: value for key, value in config.items() if value is not None}
-    return {"num_hidden_layers": len(by_index), **known, FOUND_LAYERS: {"blocks": blocks, "layers": layers}}
+    return {"num_hidden_layers": len(by_index), **known, FOUND_LAYERS: layers}
 
 
 def experts_of_a_token(config: Config) -> int:
@@ -81,30 +77,25 @@ def experts_of_a_token(config: Config) -> int:
 
 def make(config: Config) -> Architecture:
     """Make the architecture of a config; without `describe` it has no linear layers."""
-    weights = config.get(FOUND_LAYERS) or {}
-    paths = weights.get("layers", {})
-    names = Counter(map(_last, paths))
-    layers = tuple(_make_layer(path, sizes, names) for path, sizes in paths.items())
+    names = Counter(map(_last, paths := config.get(FOUND_LAYERS, [])))
     return Architecture(
         model_types=(str(config["model_type"]),),
-        linear_layers=layers,
+        linear_layers=tuple(_make_layer(path, names) for path in paths),
         geometry=_read_geometry,
         features=lambda known: {Feature.OTHER: f"model type {known['model_type']}, which is not a known family"},
-        blocks=weights.get("blocks", ""),
         is_packed=config["model_type"] in PACKED_TYPES.split(),
+        sees_padding=config["model_type"] in ("cpmant", "doge", "prophetnet"),
     )
 
 
-def _make_layer(path: str, sizes: list[int], names: Mapping[str, int]) -> LinearLayer:
+def _make_layer(path: str, names: Mapping[str, int]) -> LinearLayer:
     name = _last(path)
-    parts = 1 if names[name] == 1 else 2
     if is_in_attention(path):
         product = "out" if name in OUT_NAMES else "qkv"
     else:
         product = "down" if name in DOWN_NAMES else "gate_up"
     outputs = {"qkv": ("query",), "out": ("hidden",), "gate_up": ("inner",), "down": ("hidden",)}[product]
-    common, shape = COMMON_NAMES[product], (sizes[0], sizes[1])
-    return LinearLayer(path, product, outputs, parts=common, sizes=shape, name_parts=parts)
+    return LinearLayer(path, product, outputs, parts=COMMON_NAMES[product], name_parts=min(2, names[name]))
 
 
 def _last(path: str) -> str:

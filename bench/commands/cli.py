@@ -18,6 +18,7 @@ from bench.machine import nvml
 from bench.machine.preflight import require_gpus_for
 from bench.records import Trial, TrialError, choose, read_trials, schema, suite
 from bench.records.atomic_files import DISK_ERRNOS
+from bench.records.checksummed import ResultError
 from bench.records.paths import DEMO_INPUTS
 from bench.records.status import ExitCode, ReasonCode, failure_to_json
 from bench.records.trial import (
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         return int(arguments.handler(arguments))
-    except (TrialError, InputError) as error:
+    except (TrialError, InputError, ResultError) as error:
         print(error, file=sys.stderr)
         code = ReasonCode.INPUT_REJECTED if isinstance(error, InputRejected) else ReasonCode.BAD_INPUT
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in DISK_ERRNOS:
@@ -310,7 +311,6 @@ def _kernels(arguments: argparse.Namespace) -> int:
 def _inspect(arguments: argparse.Namespace) -> int:
     from bench.data import model_folder, readers, trial_inputs
     from bench.predict.fit import fit_training
-    from bench.qlora.step import sized_config
 
     if arguments.profile is not None:
         require_gpus_for(arguments.profile)
@@ -319,7 +319,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     data, _ = readers.read_data(Path(arguments.data), options)
     if options.needs_own_template:
         model_folder.check_template(Path(arguments.model))
-    derived = {trial.trial_id: fit_training(trial, sized_config) for trial in trials if trial.derive}
+    derived = {trial.trial_id: fit_training(trial, _sized_config) for trial in trials if trial.derive}
     trial_inputs.check_trials(
         trial.with_derived(derived[trial.trial_id]) if trial.derive else trial for trial in trials
     )
@@ -348,21 +348,22 @@ def _read_trials(arguments: argparse.Namespace) -> tuple[Trial, ...]:
     return () if text.strip() == "[]" else read_trials(text, str(arguments.trials))
 
 
+def _sized_config(trial: Trial) -> dict[str, Any]:
+    config: dict[str, Any] = importlib.import_module("bench.qlora.step").sized_config(trial)
+    return config
+
+
 def _survey(arguments: argparse.Namespace) -> int:
-    from bench.data.model_folder import check_model
     from bench.predict import throughput
-    from bench.qlora.step import sized_config
 
     trials = _read_trials(arguments)
-    facts = check_model(Path(arguments.model))
-    return _print_json(throughput.survey(sized_config(trials[0]), facts, arguments.data, trials))
+    return _print_json(throughput.survey(_sized_config, arguments.model, arguments.data, trials))
 
 
 def _forecast(arguments: argparse.Namespace) -> int:
     from bench.data.trial_inputs import check_trial_model
     from bench.predict import chips, throughput
     from bench.predict.fit import fit_training
-    from bench.qlora.step import sized_config
     from bench.workloads.finetune.derived import derive
 
     source = str(arguments.trial)
@@ -371,7 +372,7 @@ def _forecast(arguments: argparse.Namespace) -> int:
         raise TrialError(f"{source}: kind: expected {names_with('has_training')}, found {trial.kind}")
     require_gpus_for(trial.profile)
     model = check_trial_model(trial)
-    config = sized_config(trial)
+    config = _sized_config(trial)
     fitted = fit_training(trial, lambda _: config)
     trial = dataclasses.replace(trial, **fitted.values)
     prediction = throughput.forecast(config, model.sha256, trial)

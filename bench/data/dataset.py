@@ -208,7 +208,10 @@ def summarize(
     counts = [0] * BINS
     for length in lengths:
         counts[(length * BINS - 1) // spec.max_seq_len] += 1
-    rows = packing.fill_rows(lengths, range(len(lengths)), row_tokens, separation)
+    rows = [
+        [lengths[index] for index in row]
+        for row in packing.fill_rows(lengths, range(len(lengths)), row_tokens, separation)
+    ]
     return DataReport(
         files=examples.files,
         examples=len(examples.training),
@@ -219,7 +222,8 @@ def summarize(
         median_length=float(statistics.median(lengths)),
         rows=len(rows),
         is_packed=separation.is_packed,
-        positions=packing.count_positions([[lengths[index] for index in row] for row in rows], row_tokens, separation),
+        positions=packing.count_positions(rows, row_tokens, separation),
+        slowdown=packing.slowdown(lengths, rows, row_tokens, separation),
         lengths=counts,
         length_edges=edges,
         left_out=examples.left_out,

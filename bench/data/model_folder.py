@@ -20,7 +20,15 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from bench.architectures import Separation, find
-from bench.architectures.architecture import BLOCKS, LAYER_SIZES, Architecture, ConfigError, Geometry, is_registered
+from bench.architectures.architecture import (
+    BLOCKS,
+    LAYER_SIZES,
+    PRODUCT_INPUTS,
+    Architecture,
+    ConfigError,
+    Geometry,
+    is_registered,
+)
 from bench.architectures.unregistered import describe
 from bench.data.inputs import InputError, ModelFacts
 from bench.records.atomic_files import CHUNK_BYTES, sha256_of
@@ -204,7 +212,9 @@ def _expected_shapes(
     for index in range(depth):
         for layer in architecture.linear_layers:
             columns, rows = layer.shape(geometry)
-            keys = ", ".join(LAYER_SIZES[size] for size in dict.fromkeys((*layer.outputs, layer.input)))
+            keys = ", ".join(
+                LAYER_SIZES[size] for size in dict.fromkeys((*layer.outputs, PRODUCT_INPUTS[layer.product]))
+            )
             yield f"{BLOCKS}.{index}.{layer.path}.weight", (rows, columns), f"num_hidden_layers, {keys}"
 
 

@@ -20,7 +20,7 @@ import hashlib
 import math
 import random
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -30,6 +30,7 @@ WINDOW_BATCHES = 50  # micro-batches sorted by length together, as in transforme
 OPEN_ROWS = 64
 PACKED = Separation()
 WINDOW_EXAMPLES = 4096
+LAUNCH_TOKENS = 1024.0  # with this many positions, half of a step's time does not depend on them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +178,9 @@ def fill_rows(
     for length in lengths:
         if not 0 < length <= row_tokens:
             raise ValueError(f"an example of {length} tokens does not fit a row of {row_tokens}")
-    groups: dict[bool, list[int]] = {}  # numbers in `indices`
+    groups: dict[Hashable, list[int]] = {}  # numbers in `indices`
     for number, length in enumerate(lengths):
-        groups.setdefault(separation.short is not None and length > separation.short, []).append(number)
+        groups.setdefault(separation.group(length), []).append(number)
     fill = _pack if separation.is_packed else _group_by_length
     rows = [row for numbers in groups.values() for row in fill(lengths, numbers, row_tokens)]
     return [tuple(indices[number] for number in row) for row in sorted(rows)]
@@ -188,6 +189,12 @@ def fill_rows(
 def count_positions(rows: Iterable[Sequence[int]], row_tokens: int, separation: Separation) -> int:
     """Count the positions of rows, padding included; they are given as the lengths of their examples."""
     return sum(row_tokens if separation.is_packed else len(lengths) * max(lengths) for lengths in rows)
+
+
+def slowdown(lengths: Sequence[int], rows: Sequence[Sequence[int]], row_tokens: int, separation: Separation) -> float:
+    """Predict the time of an epoch's rows over that of packed ones: by positions, and LAUNCH_TOKENS for each row."""
+    packed = len(fill_rows(lengths, range(len(lengths)), row_tokens, PACKED)) * (row_tokens + LAUNCH_TOKENS)
+    return (count_positions(rows, row_tokens, separation) + len(rows) * LAUNCH_TOKENS) / packed
 
 
 def _group_by_length(lengths: Sequence[int], numbers: Sequence[int], row_tokens: int) -> Iterator[list[int]]:

@@ -6,20 +6,20 @@ for 32. The same model, settings and limit give the same configuration.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any
 
 from bench.architectures import find
 from bench.data.trial_inputs import as_stock, unsupported_reason
 from bench.machine import nvml
 from bench.predict import memory
+from bench.predict.flops import ConfigReader
 from bench.predict.throughput import positions_per_sec
 from bench.records import Trial
 from bench.records.training import DerivedSettings
 
-ConfigReader: TypeAlias = Callable[[Trial], Mapping[str, Any]]
 ROW_TOKENS = 4096  # longer rows of a 7B model are at most 5 % faster (tests/benchmarks/grid_h200.jsonl)
 RECOMPUTED_EVERY = (16, 8, 4, 2, 1)
 OPTIMIZERS = ("adamw_torch", "paged_adamw_8bit")

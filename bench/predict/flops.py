@@ -13,15 +13,17 @@ The weights of a type without a declaration are those of the record of its base,
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from bench.architectures import find
 from bench.architectures.architecture import is_registered
 from bench.architectures.unregistered import BASE_RECORD, experts_of_a_token
 from bench.records import Trial
 from bench.records.adapter import BaseRecord
+
+ConfigReader: TypeAlias = Callable[[Trial], Mapping[str, Any]]  # reads the config of a trial's model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,15 @@ from typing import Any
 
 from bench.architectures import find
 from bench.data.collate import BUCKET_TOKENS, make_rows
-from bench.data.inputs import Conversation, ModelFacts
-from bench.data.packing import PACKED, Row, bucket_by_length, fill_rows
+from bench.data.inputs import Conversation
+from bench.data.model_folder import check_model
+from bench.data.packing import LAUNCH_TOKENS, PACKED, Row, bucket_by_length, fill_rows
 from bench.data.readers import read_data
 from bench.data.tokenizer import load_trial_tokenizer
 from bench.data.trial_inputs import as_stock, built_recipe, data_options, unsupported_reason
 from bench.machine import nvml
 from bench.predict import flops, memory
+from bench.predict.flops import ConfigReader
 from bench.records import Trial
 from bench.records.forecast import Forecast
 from bench.records.training import DataOptions
@@ -33,16 +35,20 @@ PRODUCT_SPEEDUP = {"bf16": 1.0, "int8_backward": 1.2, "int8": 1.5}  # recipe `fa
 # Of these, a mixture's share: products of 128 experts in NF4, forward and backward, took 4.07 ms on an H200 for 0.62
 # TFLOP (n=12), where `stock` does as much in 1.5 ms.
 MIXTURE_SHARE = 0.37
-HALF_RATE_TOKENS = 1024.0  # at this many positions a step reaches half of its best rate
 # The matrix product reaches 70 % of the published figure (H200, docs/measurements.md). The recipes' shares refer to it.
 ACHIEVABLE_SHARE = 0.70
 
 
-def survey(config: Mapping[str, Any], facts: ModelFacts, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Collect facts of this machine, model and data, and the prediction for each trial. Raises InputError."""
+def survey(read: ConfigReader, model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Collect facts of this machine, model and data, and the prediction for each trial. Raises InputError.
+
+    `read` reads the config of a trial's model, with its sizes.
+    """
+    facts = check_model(Path(model))
     options = data_options(trials, data)
     data_facts, conversations = read_data(Path(data), options)
-    lengths = sample_lengths(facts.path, data, options, conversations, facts.max_position_embeddings)
+    config = read(trials[0])
+    lengths = sample_lengths(model, data, options, conversations, facts.max_position_embeddings)
     return {
         "gpu": _gpu(),
         "model": {
@@ -84,7 +90,7 @@ def positions_per_sec(config: Mapping[str, Any], trial: Trial) -> float:
     is_masked = trial.layout == "varlen" and trial.recipe != "fast" and find(config).is_packed
     cost = flops.trial_flops(config, trial, int(positions) if is_masked else trial.max_seq_len)
     recompute = cost.recompute / max(1, trial.checkpoint_every)
-    saturation = positions / (positions + HALF_RATE_TOKENS)
+    saturation = positions / (positions + LAUNCH_TOKENS)
     record = flops.recorded(config)
     saturation *= MIXTURE_SHARE if record is not None and record.experts else 1.0
     return EFFICIENCY[trial.recipe] * PRODUCT_SPEEDUP[trial.matmul] * saturation * 1e12 / (cost.model + recompute)

@@ -33,6 +33,7 @@ MODEL_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids")
 # Values of a model's config in a training: no cached keys and values; no part of the loss for the balance of experts,
 # whose routers are frozen, in which padding would count; weights that are frozen, in NF4, are not clamped.
 TRAINED_WITH = {"use_cache": False, "output_router_logits": False, "altup_coef_clip": None}
+ADDS_IN_PLACE = "roc_bert"
 MAX_GRADIENT_NORM = 1.0  # default of transformers' Trainer, as in the published measurements
 
 
@@ -151,6 +152,10 @@ def sized_config(trial: Trial) -> dict[str, Any]:
 
 def recompute_layers(base: Any) -> None:
     """Recompute layers in the backward pass, not reentrant as PyTorch recommends: versions have other defaults."""
+    if base.config.model_type == ADDS_IN_PLACE:
+        raise ValueError(
+            f"{ADDS_IN_PLACE} adds in place to a product of its embeddings, so these cannot have a gradient"
+        )
     base.enable_input_require_grads()
     base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 

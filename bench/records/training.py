@@ -190,7 +190,8 @@ class DataReport:
 
     `lengths` counts training examples by length, `length_edges` are the bins' upper ends. `tokens` and `targets` are
     those of one epoch, including weights. `positions` are those of its rows, with padding; without `is_packed`, rows
-    hold examples side by side. `duplicates` counts lines that repeat another one.
+    hold examples side by side, and take `slowdown` times the time of packed ones. `duplicates` counts lines that
+    repeat another one.
     """
 
     files: list[FileFacts]
@@ -203,6 +204,7 @@ class DataReport:
     rows: int
     is_packed: bool
     positions: int
+    slowdown: float
     lengths: list[int]
     length_edges: list[int]
     left_out: int

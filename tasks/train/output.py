@@ -166,7 +166,10 @@ def _unpacked(report: DataReport) -> list[str]:
     if report.is_packed:
         return []
     padding = 100 * (1 - report.tokens / report.positions)
-    return [f"not packed: models of this type may mix packed samples; {padding:.0f} % of the positions are padding"]
+    return [
+        f"not packed: models of this type may mix packed samples; {padding:.0f} % of the positions are padding, and an "
+        f"epoch takes about {report.slowdown:.1f} times as long"
+    ]
 
 
 def _communication(predicted: TrainingForecast) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bench.predict.throughput import forecast
+from bench.qlora.step import sized_config
 from bench.records.paths import SUMS_FILE
 
 
@@ -33,4 +34,4 @@ def test_the_forecast_names_a_fallback_and_its_reason(
     path = model / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     trial = make_trial(**({"recipe": "fast", "model": str(model)} | changes))
-    assert forecast(trial).recipe == recipe
+    assert forecast(sized_config(trial), "", trial).recipe == recipe

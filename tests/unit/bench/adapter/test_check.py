@@ -48,6 +48,12 @@ def test_the_base_in_adapter_config_is_an_absolute_path(tmp_path, monkeypatch):
         assert json.loads(text) == {"base_model_name_or_path": written, "r": 4, "inference_mode": True}
 
 
+def test_a_base_that_does_not_fit_the_gpu_in_16_bits_is_refused_before_it_is_loaded(lab, adapter, monkeypatch):
+    monkeypatch.setattr(check, "device_memory", lambda *_: 100_000)
+    with pytest.raises(InputError, match=r"GB in 16 bits, .* the GPU has 0\.0 GB"):
+        check.Checker(check.CheckRequest(trial=lab().trial, adapter=str(adapter)), lambda _: None, None)
+
+
 @pytest.mark.slow
 def test_every_form_is_measured_and_the_merged_folder_is_the_merge_in_memory(lab, adapter, merge_fields):
     trial = lab(

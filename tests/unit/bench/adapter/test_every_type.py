@@ -20,7 +20,7 @@ from tests.support import tiny_models, tiny_training
 
 PLACEMENT = Placement(device=torch.device("cpu"), compute_dtype=torch.bfloat16)
 PARTS = 4
-AT_LEAST = 165  # types of transformers 5.23 with a tiny model
+AT_LEAST = 152  # types of transformers 5.17 with a tiny model
 
 
 def merge_fault(modules: torch_stack.Stack, model_type: str, folder: Path) -> str | None:

@@ -14,7 +14,9 @@ from bench.adapter import stage
 from bench.adapter.stage import StageRequest, stage_adapter
 from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import check_model
-from bench.records.adapter import BaseRecord
+from bench.records import schema
+from bench.records.adapter import BaseRecord, MergeFacts
+from bench.records.checksummed import ResultError
 from tests.model_shapes import tensors
 from tests.support.small_inputs import CONFIG, write_model, write_weights
 
@@ -72,11 +74,11 @@ def test_another_base_template_or_adapter_is_refused(stage_request: Callable[...
         stage_adapter(stage_request(adapter_sha256="0" * 64), print)
     adapter = Path(stage_request().adapter)
     (adapter / "adapter_config.json").write_text('{"r": 1}')
-    with pytest.raises(InputError, match=r"adapter_config\.json: .*; remove "):
+    with pytest.raises((InputError, ResultError), match=r"adapter_config\.json: .*; remove "):
         stage_adapter(stage_request(), print)
     (adapter / "SHA256SUMS").unlink()
     write_sums(adapter)
-    with pytest.raises(InputError, match="peft_type is missing, not plain LoRA"):
+    with pytest.raises(ResultError, match="peft_type is missing, not plain LoRA"):
         stage_adapter(stage_request(), print)
     (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8}')
     (adapter / "tokenizer.json").write_text("another")
@@ -119,7 +121,8 @@ def test_staging_waits_for_the_adapters_last_file(
 def merged_request(tmp_path: Path) -> StageRequest:
     """Request for a merged model on the volume."""
     folder = write_model(tmp_path / "volume" / "merged")
-    (folder / "merge.json").write_text(json.dumps({"adapter_sha256": "a" * 64, "model_sha256": "b" * 64}))
+    facts = MergeFacts(base="nf4", model_sha256="b" * 64, adapter_sha256="a" * 64, end_ids=[], shards=1, bytes=1)
+    (folder / "merge.json").write_text(json.dumps(schema.to_json(facts)))
     write_sums(folder)
     return StageRequest(
         model=str(folder), model_sha256="b" * 64, adapter=None, adapter_sha256="a" * 64,

@@ -225,12 +225,6 @@ def test_a_model_that_transformers_does_not_know_is_refused_before_the_first_ste
         Lab.create(modules, tiny_training.plan(folder, data)).load_inputs()
 
 
-OTHER_TYPES = (
-    *("olmo2", "olmo3", "granite", "starcoder2", "gpt_neox", "gpt2", "stablelm", "cohere", "glm", "phi", "smollm3"),
-    *("gemma", "exaone4", "mixtral", "qwen3_moe"),
-)
-
-
 UNPACKED_TYPES = (
     *("afmoe", "bamba", "bloom", "falcon", "falcon_h1", "gemma3n_text", "gemma4_text", "gpt_oss", "granitemoehybrid"),
     *("jamba", "lfm2", "llama4_text", "minimax", "mpt", "nemotron_h", "olmo_hybrid", "opt"),
@@ -276,20 +270,6 @@ def test_the_loss_has_no_part_for_the_balance_of_experts(modules, tmp_path):
     assert float(answer.loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
-@only_thorough
-@pytest.mark.parametrize("model_type", OTHER_TYPES)
-def test_other_types_are_trained(modules, tmp_path, model_type):
-    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "num_local_experts": 2, "moe_intermediate_size": 32}
-    sizes = {"head_dim": 16, **experts}
-    folder = tiny_training.make_folder(modules, tmp_path / "model", model_type=model_type, **tokens, **sizes)
-    data = tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
-    fields = {"lora_dropout": 0.0, "training": {"max_steps": 3}}
-    lab = Lab.create(modules, tiny_training.plan(folder, data, **fields))
-    assert lab.load_inputs().train(tmp_path / "out") == "finished"
-    assert losses(lab)[-1] < losses(lab)[0]
-
-
 def test_memory_and_flop_of_a_model_with_experts_count_those_of_a_token(modules, tmp_path, monkeypatch):
     folder = tiny_training.make_folder(modules, tmp_path / "model", model_type="mixtral", num_local_experts=4)
     trial = tiny_training.plan(folder, tiny_training.make_data(tmp_path / "chats.jsonl", lines=24))
@@ -309,5 +289,5 @@ def test_memory_and_flop_of_a_model_with_experts_count_those_of_a_token(modules,
     assert chips.forecast_chips(config, trial, "NVIDIA A10")
     assert forecast.adapter_weights == 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32))
     stock = trial_inputs.as_stock(trial)
-    (searched,) = throughput.survey(config, check_model(folder), trial.data, [stock])["trials"]
+    (searched,) = throughput.survey(lambda _: config, str(folder), trial.data, [stock])["trials"]
     assert searched["peak_bytes"] == forecast.peak_bytes

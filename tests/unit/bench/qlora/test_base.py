@@ -42,6 +42,18 @@ def test_what_transformers_cannot_train_is_refused_before_the_training(modules, 
     assert [record.tensors[f"{name}.weight"].shape for name in record.adapters] == [[64, 64]] * 8
 
 
+@pytest.mark.parametrize(("model_type", "changes", "message"), [
+    ("roc_bert", {}, "adds in place"),
+    ("xmod", {"default_language": None}, "no default_language"),
+])  # fmt: skip
+def test_a_type_whose_first_step_would_fail_is_refused_before_the_training(
+    modules, tmp_path, model_type, changes, message
+):
+    tiny_models.tiny_model(modules, model_type, **changes).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=message):
+        probe(modules, tiny_training.plan(tmp_path, tmp_path, recipe="stock"))
+
+
 @pytest.mark.parametrize("case", families.families())
 def test_the_arithmetic_of_declared_families_counts_what_the_record_says(modules, tmp_path, case):
     folder = families.write_model(modules, tmp_path / "model", **case["input"])

@@ -40,6 +40,7 @@ REPORT = DataReport(
     rows=9,
     is_packed=True,
     positions=800,
+    slowdown=1.46,
     lengths=[0, 4, 2, 0],
     length_edges=[64, 128, 192, 256],
     left_out=1,
@@ -178,6 +179,7 @@ def test_only_settings_that_the_user_left_open_are_derived_and_named(settings: M
     padded = dataclasses.replace(make_probe(), data=dataclasses.replace(REPORT, is_packed=False))
     (line,) = (line for line in output.summary_lines(padded, trial, PREDICTED) if line.startswith("not packed: "))
     assert "25 % of the positions" in line  # 600 tokens in 800 positions
+    assert "1.5 times" in line
     on_a_gpu = make_probe(gpu="NVIDIA A10")
     assert trial_spec.INT8_OFFER in output.summary_lines(on_a_gpu, trial, PREDICTED)
     in_eight = dataclasses.replace(trial, matmul="int8")
