@@ -159,8 +159,8 @@ def _check_pair(path: Path, name: str, pair: Mapping[str, tuple[int, ...]], held
         raise InputError(f"{path}: {name}: the base has no such weight", remedy=RESTORE_BASE)
     outputs, inputs = held.shape[::-1] if held.is_transposed else held.shape
     if pair != {"A": (rank, inputs), "B": (outputs, rank)}:
-        found = ", ".join(f"{part} {list(shape)}" for part, shape in sorted(pair.items()))
+        shapes = ", ".join(f"{part} {list(shape)}" for part, shape in sorted(pair.items()))
         raise InputError(
-            f"{path}: {name}: expected A [{rank}, {inputs}] and B [{outputs}, {rank}], found {found or 'none'}",
+            f"{path}: {name}: expected A [{rank}, {inputs}] and B [{outputs}, {rank}], found {shapes or 'none'}",
             remedy=f"copy the adapter again, or {RESTORE_BASE}",
         )

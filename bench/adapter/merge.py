@@ -134,7 +134,7 @@ def _empty_folder(part: Path) -> Iterator[None]:
         if os.fstat(descriptor).st_uid != os.geteuid():
             raise InputRejected(f"{part}: another user may change it", remedy="name another folder")
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for path in part.iterdir():  # of a merge that was killed
+        for path in part.iterdir():  # a killed merge's
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         yield
     except BlockingIOError as error:

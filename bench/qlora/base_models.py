@@ -98,7 +98,7 @@ def load_text_model(stack: Stack, folder: str, tensors: Mapping[str, Any] | None
         if architecture.renames:
             config.tie_word_embeddings = architecture.geometry(content).is_tied
             options |= {"config": config, "key_mapping": dict(architecture.renames)}
-        elif getattr(config, "languages", None) and config.default_language is None:  # of X-MOD
+        elif getattr(config, "languages", None) and config.default_language is None:  # X-MOD's
             raise ValueError("no default_language")
         elif type(config) not in auto._model_mapping:
             raise ValueError(f"no causal language model of type {config.model_type}")
