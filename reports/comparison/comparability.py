@@ -8,8 +8,8 @@ data, cpu, gpu_settings, variables, workers. The code's version is not one of th
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,28 +46,37 @@ class ConditionDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """The conditions of a run: distinct values by name (see NAMES), and the UUIDs of each worker's GPUs.
+    """The conditions of a run: the facts of its successful trials, and the UUIDs of each worker's GPUs.
 
-    `is_complete`: every successful trial has an environment.json, which only collecting the run fetches.
+    `workers` is their number if they share a machine. `is_complete`: every successful trial has an environment.json,
+    which only collecting the run fetches.
     """
 
     run_id: str
-    values: Mapping[str, tuple[str, ...]]
+    profile: str
+    workers: str
+    documents: tuple[Mapping[str, Any], ...]
     gpus_by_worker: Mapping[str, frozenset[str]]
     is_complete: bool
-    environments: tuple[Mapping[str, Any], ...] = ()
+
+    def values(self, packages: Collection[str] | None) -> dict[str, tuple[str, ...]]:
+        """Return the distinct values by name (see NAMES); a lock is over these packages, None: over all.
+
+        A fact that no trial reports is "unknown", which never equals a reported value.
+        """
+        values = {name: _distinct(map(read, self.documents)) for name, read in _READERS.items()}
+        values |= {"lock": _distinct(_lock(document, packages) for document in self.documents)}
+        values |= {"profile": (self.profile,), "workers": (self.workers,)}
+        return {name: values[name] for name in NAMES}
 
 
 def read_conditions(run: Run) -> Conditions:
-    """Read the conditions of a run's successful trials.
-
-    A fact that no trial reports is "unknown", which never equals a reported value.
-    """
+    """Read the conditions of a run's successful trials; others may have ended before they reported theirs."""
     documents, is_complete = [], True
     gpus_by_worker: dict[str, set[str]] = {}
     for result in run.results:
         if result.status is not TrialStatus.SUCCEEDED:
-            continue  # it may have ended before it reported its conditions
+            continue
         environment = _read_environment(run.folder / TRIALS_FOLDER / result.trial_id / ENVIRONMENT_FILE)
         is_complete = is_complete and bool(environment)
         document = {**result.fingerprint, **environment}
@@ -76,42 +85,29 @@ def read_conditions(run: Run) -> Conditions:
         uuids = {str(uuid) for uuid in known if uuid}
         if result.worker is not None and uuids:
             gpus_by_worker.setdefault(result.worker, set()).update(uuids)
-    values = {name: _distinct(map(read, documents)) for name, read in _READERS.items()}
-    values["profile"] = (run.record.profile,)
-    values["workers"] = (str(len(run.record.workers)) if run.record.is_on_one_machine else "apart",)
     return Conditions(
         run_id=run.record.run_id,
-        values={name: values[name] for name in NAMES},
+        profile=run.record.profile,
+        workers=str(len(run.record.workers)) if run.record.is_on_one_machine else "apart",
+        documents=tuple(documents),
         gpus_by_worker={worker: frozenset(uuids) for worker, uuids in gpus_by_worker.items()},
         is_complete=is_complete,
-        environments=tuple(documents),
     )
 
 
-def _with_common_packages(runs: Sequence[Conditions]) -> Iterator[Conditions]:
-    """Yield the runs with locks over the packages that a trial of any of these runs imported.
-
-    Packages that are only installed do not count. If a trial does not say what it imported, all
-    packages count.
-    """
-    environments = [environment for run in runs for environment in run.environments]
-    imported = [environment.get("imported") for environment in environments]
-    if not imported or not all(isinstance(names, list) for names in imported):
-        yield from runs
-        return
-    common = frozenset(str(name) for names in imported for name in names or ())
-    for run in runs:
-        lock = _distinct(_lock(environment, common) for environment in run.environments)
-        yield replace(run, values={**run.values, "lock": lock})
-
-
 def find_differences(runs: Sequence[Conditions]) -> tuple[ConditionDifference, ...]:
-    """Return every condition on which the runs, or the trials of one run, disagree."""
-    runs = list(_with_common_packages(runs))
+    """Return every condition on which the runs, or the trials of one run, disagree.
+
+    Packages that no trial of these runs imported do not count, unless a trial does not say what it imported.
+    """
+    imported = [document.get("imported") for run in runs for document in run.documents]
+    is_known = bool(imported) and all(isinstance(names, list) for names in imported)
+    packages = {str(name) for names in imported for name in names or ()} if is_known else None
+    values = [(run.run_id, run.values(packages)) for run in runs]
     return tuple(
-        ConditionDifference(name=name, values=tuple((run.run_id, run.values[name]) for run in runs))
+        ConditionDifference(name=name, values=tuple((run_id, known[name]) for run_id, known in values))
         for name in NAMES
-        if len({value for run in runs for value in run.values[name]}) > 1
+        if len({value for _, known in values for value in known[name]}) > 1
     )
 
 

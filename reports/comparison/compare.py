@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, stdev
+from typing import Any
 
 from bench.records import student
 from bench.records.result import Measurement, TrialResult
@@ -37,7 +38,7 @@ ALLOW_UNKNOWN = "unknown"
 ALLOWABLE = (*comparability.NAMES, ALLOW_UNKNOWN)
 ELAPSED, STEADY = "elapsed_useful_tokens_per_sec", "steady_useful_tokens_per_sec"
 
-Quantity = tuple[str, str]  # name, and context as JSON ("" for steps)
+Quantity = tuple[str, str]  # name, and context as JSON ("{}" for steps)
 Values = dict[str, dict[Quantity, list[Sample]]]  # by digest of the trial
 
 
@@ -68,7 +69,7 @@ class ComparedRow:
     configuration: str
     kind: str
     metric: str
-    context: str
+    context: Mapping[str, Any]
     before: RunSide | None = None
     after: RunSide | None = None
     speed_ratio: float | None = None
@@ -230,7 +231,7 @@ def _values(run: Run) -> tuple[Values, float]:
     slope = per_config.fit_slope(described)
     drift = 0.0 if slope is None or slope.low <= 0.0 <= slope.high else abs(slope.change) / 2.0
     for digest, rate in per_config.combine_all(described).items():
-        values[digest] = {(name, ""): per_config.samples(rate.processes, name) for name in (STEADY, ELAPSED)}
+        values[digest] = {(name, "{}"): per_config.samples(rate.processes, name) for name in (STEADY, ELAPSED)}
     return values, drift
 
 
@@ -245,7 +246,7 @@ def _measured(result: TrialResult) -> Iterable[tuple[Quantity, Sample]]:
         # A context may hold computed results, such as a share: they differ between runs and identify nothing.
         context = {name: value for name, value in measurement.context.items() if not isinstance(value, float)}
         sample = Sample(result.worker or "unknown", math.log(measurement.value), _error(measurement))
-        yield (measurement.name, measurements.context_json(context) if context else ""), sample
+        yield (measurement.name, measurements.context_json(context)), sample
 
 
 def _error(measurement: Measurement) -> float:
@@ -272,7 +273,7 @@ def _compare_all(
     for digest, configuration in shared.items():
         name = STEADY if configuration.workload.is_compared else configuration.workload.name
         blank = ComparedRow(
-            configuration=configuration.label, kind=configuration.workload.name, metric=name, context=""
+            configuration=configuration.label, kind=configuration.workload.name, metric=name, context={}
         )
         missing = [run for run, values in zip(runs, (*before, *after), strict=True) if not values.get(digest)]
         if missing:
@@ -281,7 +282,7 @@ def _compare_all(
         for quantity in before[0][digest]:
             if not all(quantity in values[digest] for values in (*before, *after)):
                 continue
-            row = replace(blank, metric=quantity[0], context=quantity[1])
+            row = replace(blank, metric=quantity[0], context=json.loads(quantity[1]))
             sides = [[values[digest][quantity] for values in side] for side in (before, after)]
             noises = (pooled[0][quantity].get(digest), pooled[1][quantity].get(digest)) if same_gpus else (None, None)
             rows.append(_difference(row, sides[0], sides[1], noises, same_gpus))
@@ -349,8 +350,8 @@ def _day_effects(earlier: Sequence[Run], conditions: Conditions) -> dict[str, fl
         if not comparability.find_differences([conditions, comparability.read_conditions(run)]):
             planned = _configurations(run)
             for digest, quantities in _values(run)[0].items():
-                if (STEADY, "") in quantities:
-                    logs.setdefault(planned[digest].label, []).append(_level(quantities[STEADY, ""]))
+                if (STEADY, "{}") in quantities:
+                    logs.setdefault(planned[digest].label, []).append(_level(quantities[STEADY, "{}"]))
     return {
         label: 100.0 * math.expm1(math.sqrt(2.0) * stdev(known) * student.quantile(0.95, len(known) - 1.0))
         for label, known in logs.items()
@@ -400,6 +401,6 @@ def to_json(comparison: Comparison) -> bytes:
         ],
         "only_in": {run_id: list(labels) for run_id, labels in comparison.only_in.items() if labels},
         "rejected_files": dict(comparison.rejected),
-        "rows": [asdict(row) | {"context": json.loads(row.context or "{}")} for row in comparison.rows],
+        "rows": [asdict(row) for row in comparison.rows],
     }
     return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -1,7 +1,5 @@
 """Figure 12, run comparison: the change in speed of each configuration, and whether it exceeds the noise."""
 
-import json
-
 from reports import formatting
 from reports.comparison.compare import ELAPSED, RESOLUTION, STEADY, ComparedRow, Comparison
 from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
@@ -61,10 +59,8 @@ def _allowed_text(comparison: Comparison) -> str:
 def _name(row: ComparedRow) -> str:
     if row.metric in (ELAPSED, STEADY):
         return f"{row.configuration}{', steady' if row.metric == STEADY else ''}"
-    context = json.loads(row.context) if row.context else {}
-    return " ".join(
-        [f"{row.configuration}:", measurements.title_unit_scale(row.metric)[0], *map(str, context.values())]
-    )
+    title = measurements.title_unit_scale(row.metric)[0]
+    return " ".join([f"{row.configuration}:", title, *map(str, row.context.values())])
 
 
 def _mark(row: ComparedRow) -> Mark:

@@ -25,7 +25,7 @@ from reports.figures.drawing.layout import Chart
 from reports.statistics.types import Estimate, Ratio
 from reports.summary import sentences, tables
 from reports.summary.cost import Amount, Cost, FineTuning, Price
-from reports.summary.rows import ConfigurationRow, group_failures, group_missing
+from reports.summary.rows import ConfigurationRow, group_failures, group_missing, group_name, group_workers
 from reports.summary.summary import Summary
 
 # Row limits of the page's tables; summary.json has all rows.
@@ -276,11 +276,14 @@ def _failures(summary: Summary) -> Iterator[Table | Text]:
             rows=tuple(
                 Row(
                     cells=(
-                        Cell(value=group.name),
-                        Cell(value=group.workers("none")),
-                        Cell(value=group.first.end.value),
-                        Cell(value=group.first.reason or "unknown", log=group.first.log_tail),
-                        *(Cell(value=group.number_range(name)) for name in ("attempt", "n_steps", "n_measurements")),
+                        Cell(value=group_name(group)),
+                        Cell(value=group_workers(group, "none")),
+                        Cell(value=group[0].end.value),
+                        Cell(value=group[0].reason or "unknown", log=group[0].log_tail),
+                        *(
+                            Cell(value=formatting.number_range(getattr(trial, name) for trial in group))
+                            for name in ("attempt", "n_steps", "n_measurements")
+                        ),
                     )
                 )
                 for group in groups[:MAX_FAILURES]
@@ -289,7 +292,7 @@ def _failures(summary: Summary) -> Iterator[Table | Text]:
         )
     missing = group_missing(summary.missing)
     if missing:
-        texts = [(group.name, group.workers("any"), group.first.reason) for group in missing]
+        texts = [(group_name(group), group_workers(group, "any"), group[0].reason) for group in missing]
         yield _limited(("Planned trial without a usable result", "Worker", "Reason"), texts)
     if summary.rejected:
         yield _limited(("Rejected file", "Reason"), [(file.file, file.reason) for file in summary.rejected])

@@ -1,8 +1,8 @@
 """The rows of a report: one per configuration, and one per group of similar failures."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from bench.records.status import ReasonCode, TrialStatus
 from bench.records.trial import Trial
@@ -10,6 +10,8 @@ from reports import formatting
 from reports.read.loaded_run import Missing
 from reports.statistics.types import MeasuredRate, Ratio
 from reports.summary import cost
+
+Trialled = TypeVar("Trialled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,54 +110,32 @@ class Failure:
     log_tail: tuple[str, ...]
 
 
-Unsuccessful = TypeVar("Unsuccessful", Failure, Missing)
 _MAX_WORKERS_NAMED = 4  # workers in one line
 
 
-@dataclass(frozen=True, kw_only=True)
-class FailureGroup(Generic[Unsuccessful]):
-    """Trials of one configuration with the same outcome; `first` represents them."""
-
-    trials: tuple[Unsuccessful, ...]
-
-    @property
-    def first(self) -> Unsuccessful:
-        return self.trials[0]
-
-    @property
-    def name(self) -> str:
-        """The trial's id, `seq-2048.gpu-node-1`; for several, `4 trials of seq-2048`."""
-        amount = len(self.trials)
-        return self.first.trial_id if amount == 1 else f"{amount} trials of {self.first.configuration}"
-
-    def workers(self, unknown: str) -> str:
-        """List the workers they ran on; `unknown` replaces a missing one."""
-        return formatting.first_n(
-            list(dict.fromkeys(trial.worker or unknown for trial in self.trials)), _MAX_WORKERS_NAMED
-        )
-
-    def number_range(self, attribute: str) -> str:
-        """Format the smallest and the largest value of a numeric attribute: `0`, `2 to 5`."""
-        return formatting.number_range(int(getattr(trial, attribute)) for trial in self.trials)
-
-
-def group_failures(trials: Iterable[Failure]) -> list[FailureGroup[Failure]]:
+def group_failures(trials: Iterable[Failure]) -> list[list[Failure]]:
     """Group by configuration, status, cause and phase; without a known cause, by reason."""
-    return _group_by(
-        trials,
-        lambda failure: (failure.configuration, failure.end, failure.reason_code or failure.reason, failure.phase),
-    )
+    return _group_by(trials, lambda each: (each.configuration, each.end, each.reason_code or each.reason, each.phase))
 
 
-def group_missing(trials: Iterable[Missing]) -> list[FailureGroup[Missing]]:
+def group_missing(trials: Iterable[Missing]) -> list[list[Missing]]:
     """Group by configuration and reason."""
-    return _group_by(trials, lambda trial: (trial.configuration, trial.reason))
+    return _group_by(trials, lambda each: (each.configuration, each.reason))
 
 
-def _group_by(
-    trials: Iterable[Unsuccessful], key: Callable[[Unsuccessful], Hashable]
-) -> list[FailureGroup[Unsuccessful]]:
-    groups: dict[Hashable, list[Unsuccessful]] = {}
+def _group_by(trials: Iterable[Trialled], key: Callable[[Trialled], Hashable]) -> list[list[Trialled]]:
+    groups: dict[Hashable, list[Trialled]] = {}
     for trial in trials:
         groups.setdefault(key(trial), []).append(trial)
-    return [FailureGroup(trials=tuple(members)) for members in groups.values()]
+    return list(groups.values())
+
+
+def group_name(trials: Sequence[Failure] | Sequence[Missing]) -> str:
+    """Return the trial's id, `seq-2048.gpu-node-1`; for several, `4 trials of seq-2048`."""
+    first = trials[0]
+    return first.trial_id if len(trials) == 1 else f"{len(trials)} trials of {first.configuration}"
+
+
+def group_workers(trials: Iterable[Failure] | Iterable[Missing], unknown: str) -> str:
+    """List the workers they ran on; `unknown` replaces a missing one."""
+    return formatting.first_n(list(dict.fromkeys(trial.worker or unknown for trial in trials)), _MAX_WORKERS_NAMED)

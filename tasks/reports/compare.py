@@ -180,8 +180,7 @@ def comparison_table(result: Comparison, width: int = MIN_TABLE_CHARS) -> Table:
 
 
 def _metric_label(row: ComparedRow) -> str:
-    values = json.loads(row.context) if row.context else {}
-    context = ", ".join(f"{name} {value}" for name, value in values.items())
+    context = ", ".join(f"{name} {value}" for name, value in row.context.items())
     title, unit, _ = measurements.title_unit_scale(row.metric)
     label = _METRIC_LABELS.get(row.metric) or (f"{title}, {unit}" if unit else title)
     return f"{label} ({context})" if context else label

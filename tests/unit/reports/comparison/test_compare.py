@@ -242,7 +242,7 @@ def test_measurements_of_other_kinds_are_compared_and_less_is_better_for_duratio
 
     comparison = pair(runs({}, {}, trials=synthetic.other_kinds(), later={"changed": slower_loading}))
     loads = [row for row in comparison.rows if row.metric == "load_read_sec"]
-    assert {row.context for row in loads} == {'{"cache": "cold"}', '{"cache": "warm"}'}
+    assert [row.context for row in loads] == [{"cache": "cold"}, {"cache": "warm"}]
     assert all(row.verdict == "slower" for row in loads)
     assert all(row.speed_ratio == pytest.approx(1 / 1.2) for row in loads)
     decoding = [row for row in comparison.rows if row.metric == "decode_tokens_per_sec"]

@@ -45,4 +45,4 @@ def test_failures_are_grouped_by_cause_and_phase_not_by_their_text(tmp_path: Pat
         changes = {"phases": timed, "reason_code": code, "reason": f"{'abc'[number % 3]} of {number} bytes"}
         synthetic.rewrite(tmp_path, plan, status=TrialStatus.OUT_OF_MEMORY, steps=0, **changes)
     groups = group_failures(summarize(load(tmp_path)).failures)
-    assert [len(group.trials) for group in groups] == [2, 1, 1]
+    assert [len(group) for group in groups] == [2, 1, 1]

@@ -148,7 +148,7 @@ def test_names_that_look_like_markup_are_printed_literally(project, capsys):
 
 def row(**changed):
     """Build a row of a comparison; `changed` replaces fields."""
-    fields = {"configuration": "c", "kind": "training", "metric": "steady_useful_tokens_per_sec", "context": ""}
+    fields = {"configuration": "c", "kind": "training", "metric": "steady_useful_tokens_per_sec", "context": {}}
     fields |= {"before": None, "after": None, "speed_ratio": 0.98, "low": 0.978, "high": 0.982}
     fields |= {"p_value": 0.01, "p_corrected": 0.02, "shows_percent": 1.0, "verdict": "slower", "why": "w"}
     return ComparedRow(**(fields | changed))
