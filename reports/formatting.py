@@ -149,18 +149,6 @@ def first_n(items: Sequence[str], maximum: int = 8) -> str:
     return ", ".join(items) if rest <= 0 else f"{', '.join(items[:maximum])} and {rest:,} more"
 
 
-def with_breaks(name: str, width: int) -> str:
-    """Wrap `name` to lines of at most `width` characters, after a space, hyphen, underscore or slash if possible."""
-    lines = [""]
-    for part in re.findall(r"[^\s\-_/]*[\s\-_/]?", name):
-        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > width:
-            lines.append("")
-        lines[-1] += part
-        while len(lines[-1].rstrip()) > width:
-            lines[-1:] = [lines[-1][:width], lines[-1][width:]]
-    return "\n".join(line.rstrip() for line in lines)
-
-
 def shorten(name: str, width: int) -> str:
     """Cut `name` to `width` characters; the last one is then an ellipsis."""
     return name if len(name) <= width else name[: width - 1] + "\N{HORIZONTAL ELLIPSIS}"

@@ -59,14 +59,6 @@ def print_path(path: Path) -> None:
     out.print(link, no_wrap=True, overflow="ignore", crop=False)
 
 
-MIN_TABLE_CHARS = 80  # the narrowest terminal for which a table's columns are laid out
-
-
-def spare_chars(width: int, *, columns: int = 1) -> int:
-    """Return how many characters each of `columns` may have beyond its share of MIN_TABLE_CHARS."""
-    return max(0, width - MIN_TABLE_CHARS) // columns
-
-
 _MIN_FOLDED_CHARS = 10  # a name that is folded into shorter lines is unreadable
 
 

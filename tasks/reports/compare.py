@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from invoke.context import Context
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -29,7 +28,7 @@ from reports.read.run_folder import load as load_run
 from reports.training import comparison
 from tasks.cli.command_result import CommandResult
 from tasks.cli.flags import parse_names
-from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, print_path, ruled_table, spare_chars
+from tasks.cli.terminal import console, print_path, ruled_table
 from tasks.errors import RetryableError, TaskFailed, Undecided, UsageError, file_errors, translate_errors
 from tasks.fleet.run_store import find_run, is_training
 from tasks.settings.layers import Settings, load
@@ -142,7 +141,7 @@ def print_comparison(result: Comparison) -> None:
         if labels:
             out.print(Text(f"! only in {run_id}: {', '.join(labels)}"))
     if result.rows:
-        out.print(comparison_table(result, out.width))
+        out.print(comparison_table(result))
         for line in undecided_reasons(result.undecided):
             out.print(Text(line))
 
@@ -160,22 +159,15 @@ def undecided_reasons(undecided: Iterable[ComparedRow]) -> list[str]:
     return lines
 
 
-def comparison_table(result: Comparison, width: int = MIN_TABLE_CHARS) -> Table:
-    """Build a table with one row per metric and configuration, within `width` characters."""
-    table = FoldingTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 0))
-    table.add_column("configuration", overflow="fold")
-    table.add_column("metric", overflow="fold")
-    spare = spare_chars(width, columns=2)
-    for heading in ("before", "after", "times as fast"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+def comparison_table(result: Comparison) -> Table:
+    """Build a table with one row per metric and configuration."""
+    numbers = ("before", "after", "times as fast")
+    table = ruled_table("configuration", "metric", *numbers, "verdict", right=numbers)
+    for column in table.columns[2:]:
+        column.no_wrap = True
     for row in result.rows:
-        cells = [
-            formatting.with_breaks(row.configuration, 20 + spare),
-            formatting.with_breaks(_metric_label(row), 18 + spare),
-        ]
         sides = [formatting.number(None if side is None else side.value) for side in (row.before, row.after)]
-        table.add_row(*map(Text, cells), *sides, _format_ratio(row), row.verdict)
+        table.add_row(Text(row.configuration), Text(_metric_label(row)), *sides, _format_ratio(row), row.verdict)
     return table
 
 
