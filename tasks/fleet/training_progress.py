@@ -7,7 +7,7 @@ after half a minute of silence. `inv monitor` shows the same line.
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.text import Text
@@ -15,41 +15,12 @@ from rich.text import Text
 from bench.records.run import Progress, RunRecord
 from reports import formatting
 from reports.read import attempts
-from reports.read.attempts import AttemptSpan
-from reports.summary.cost import Price
 from tasks.cli.waiting import View
 from tasks.errors import escape_controls
 from tasks.fleet.live_display import number
 from tasks.fleet.pricing import worker_price
 from tasks.fleet.training_job import TrainingState
 from tasks.settings.layers import Settings
-
-
-def progress_parts(
-    progress: Progress | None,
-    attempt_spans: Sequence[AttemptSpan],
-    price: Price | None,
-    remaining_sec: float | None = None,
-) -> list[str]:
-    """Return the parts of a training's progress line. Its cost so far is that of all attempts."""
-    phrases = []
-    if progress is not None:
-        steps_text = f"{progress.phase} {progress.step:,}/{progress.steps:,}" if progress.steps else progress.phase
-        phrases.append(steps_text)
-        for name, value in (("loss", progress.loss), ("held-out loss", progress.validation_loss)):
-            if value is not None and math.isfinite(value):
-                phrases.append(f"{name} {value:.4g}")
-        if progress.score is not None:
-            phrases.append(f"score {progress.score}")
-        if progress.useful_tokens_per_sec is not None:
-            phrases.append(f"{number(progress.useful_tokens_per_sec)} tokens/s")
-    if remaining_sec is not None:
-        phrases.append(f"about {formatting.clock(remaining_sec)} left")
-    if price is not None:
-        hours = attempts.held_sec(attempt_spans, time.time()) / 3600.0
-        phrases.append(f"{formatting.dollars(hours * price.usd_per_gpu_hour)} so far")
-    phrases.append(formatting.count(max(0, len(attempt_spans) - 1), "restart"))
-    return phrases
 
 
 class StepPace:
@@ -85,14 +56,32 @@ class TrainingLine:
         self._price = worker_price(settings, run.provenance["inputs"].get("device"))
 
     def text(self, state: TrainingState) -> str:
-        """Return the line; what a host has written in it is escaped."""
+        """Return the line, with the cost of all attempts so far; what a host has written in it is escaped."""
         if not state.attempts:
             return f"{self._run.run_id}: starting"
         if state.progress is not None:
             self._pace.update(state.attempts[-1].number, state.progress)
         spans = state.attempt_spans(self._run)
-        phrases = progress_parts(state.progress, spans, self._price, self._pace.remaining_sec)
-        return escape_controls(f"{self._run.run_id}: {', '.join(phrases)}")
+        parts = [] if state.progress is None else list(_describe(state.progress))
+        if (remaining_sec := self._pace.remaining_sec) is not None:
+            parts.append(f"about {formatting.clock(remaining_sec)} left")
+        if self._price is not None:
+            hours = attempts.held_sec(spans, time.time()) / 3600.0
+            parts.append(f"{formatting.dollars(hours * self._price.usd_per_gpu_hour)} so far")
+        parts.append(formatting.count(max(0, len(spans) - 1), "restart"))
+        return escape_controls(f"{self._run.run_id}: {', '.join(parts)}")
+
+
+def _describe(progress: Progress) -> Iterator[str]:
+    """Yield the parts of a training's line about what its ranks do now."""
+    yield f"{progress.phase} {progress.step:,}/{progress.steps:,}" if progress.steps else progress.phase
+    for name, value in (("loss", progress.loss), ("held-out loss", progress.validation_loss)):
+        if value is not None and math.isfinite(value):
+            yield f"{name} {value:.4g}"
+    if progress.score is not None:
+        yield f"score {progress.score}"
+    if progress.useful_tokens_per_sec is not None:
+        yield f"{number(progress.useful_tokens_per_sec)} tokens/s"
 
 
 class TrainingView(View):

@@ -55,34 +55,19 @@ class NodeList:
 
     @classmethod
     def from_environment(cls) -> NodeList | None:
-        """Read the list from environment variables; None if the trial runs on one machine. Raises InputError."""
+        """Read what the starter of the machines has set; None if the trial runs on one. Raises InputError."""
         if os.environ.get(NODE_COUNT, "1") == "1":
             return None
-        variables = {
-            name: os.environ.get(name, "") for name in (NODE_COUNT, NODE_RANK, NODE_ADDRESS, NODE_PORT, NODE_TOKEN)
-        }
-        for name, minimum, maximum in ((NODE_COUNT, 1, 1024), (NODE_RANK, 0, 1023), (NODE_PORT, 1, 65_534)):
-            text = variables[name]
-            if not text.isascii() or not text.isdigit() or not minimum <= int(text) <= maximum:
-                raise InputError(f"{name}: expected a whole number from {minimum} to {maximum}, found {text!r}")
-        if int(variables[NODE_RANK]) >= int(variables[NODE_COUNT]):
-            raise InputError(
-                f"{NODE_RANK}: {variables[NODE_RANK]} is too large for {variables[NODE_COUNT]} machines",
-                remedy="count from 0",
+        try:
+            return cls(
+                count=int(os.environ[NODE_COUNT]),
+                rank=int(os.environ[NODE_RANK]),
+                address=os.environ[NODE_ADDRESS],
+                port=int(os.environ[NODE_PORT]),
+                token=os.environ[NODE_TOKEN],
             )
-        for name in (NODE_ADDRESS, NODE_TOKEN):
-            if not variables[name]:
-                raise InputError(
-                    f"{name}: not set for several machines ({NODE_COUNT})", remedy="set it on each machine"
-                )
-        count, rank = int(variables[NODE_COUNT]), int(variables[NODE_RANK])
-        return cls(
-            count=count,
-            rank=rank,
-            address=variables[NODE_ADDRESS],
-            port=int(variables[NODE_PORT]),
-            token=variables[NODE_TOKEN],
-        )
+        except (KeyError, ValueError) as error:
+            raise InputError(f"{NODE_COUNT}: the variables of several machines are incomplete: {error}") from error
 
     def local_ranks(self, world_size: int, machine: int | None = None) -> range:
         """Return the global ranks of a machine (default: this one). Raises InputError if they cannot be divided."""

@@ -68,21 +68,6 @@ def test_a_ledger_cut_at_any_byte_is_read_up_to_its_last_whole_line_and_goes_on(
         assert path.read_bytes().startswith(content[: content.rfind(b"\n", 0, size) + 1])
 
 
-def test_creating_again_after_a_crash_plans_only_what_is_missing(path: Path) -> None:
-    Ledger.create(path, IDS[:2])
-    Ledger.create(path, IDS)
-    assert [json.loads(line)["trial_id"] for line in path.read_text().splitlines()] == IDS
-
-
-def test_the_first_end_counts(path: Path) -> None:
-    ledger = Ledger.create(path, IDS)
-    assert ledger.record_end("one", Outcome(TrialStatus.FAILED, reason="boom")) is True
-    before = path.read_bytes()
-    assert ledger.record_end("one", Outcome(TrialStatus.SUCCEEDED)) is False
-    assert path.read_bytes() == before
-    assert Ledger(path).entries["one"].status is TrialStatus.FAILED
-
-
 @pytest.mark.parametrize("status", [status for status in TrialStatus if status is not TrialStatus.SUCCEEDED])
 def test_whatever_did_not_succeed_is_reopened_and_a_failure_does_not_count_again(
     path: Path, status: TrialStatus
@@ -116,15 +101,9 @@ def test_an_attempt_on_a_faulty_gpu_is_over_when_its_trial_is_reopened(path: Pat
         (lambda ledger: ledger.record_start("four", 1, "w", "/f"), "'four'"),
         (lambda ledger: ledger.record_end("four", Outcome(TrialStatus.LOST)), "'four'"),
         (lambda ledger: ledger.reopen("one"), "'one'.*reopened.*SUCCEEDED"),
-        (lambda ledger: ledger.reopen("three"), "'three'.*reopened.*None"),
         (lambda ledger: ledger.record_retry("two", 7, Outcome(TrialStatus.LOST, reason="?")), "'two': attempt 7"),
-        (lambda ledger: ledger.record_end("two", Outcome(TrialStatus.LOST), 7), "'two': attempt 7"),
         (lambda ledger: ledger.record_start("two", 1, "w", "/f"), "'two': attempt 1.*twice"),
         (lambda ledger: ledger.record_start("one", 3, "w", "/f"), "'one'.*SUCCEEDED.*'started'"),
-        (
-            lambda ledger: ledger.record_retry("one", 1, Outcome(TrialStatus.LOST, reason="?")),
-            "'one'.*SUCCEEDED.*'retried'",
-        ),
     ],
 )
 def test_an_inconsistent_event_is_refused_and_not_written(path: Path, record: object, tokens: str) -> None:
@@ -174,16 +153,10 @@ def test_a_deleted_ledger_is_not_created_again(path: Path) -> None:
     assert ledger.is_open("one")
 
 
-def test_a_ledger_over_the_size_limit_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_that_cannot_be_read_is_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger_with_every_event(path)
     monkeypatch.setattr("remote.fleet.ledger.MAX_LEDGER_BYTES", 100)
-    with pytest.raises(LedgerError, match=r"ledger\.jsonl: .*100 bytes"):
-        Ledger(path)
-
-
-def test_a_ledger_that_cannot_be_read_is_one_line(path: Path) -> None:
-    path.mkdir()
-    with pytest.raises(LedgerError, match=r"ledger\.jsonl: [^\n]+\Z"):
+    with pytest.raises(LedgerError, match=r"ledger\.jsonl: [^\n]*100 bytes[^\n]*\Z"):
         Ledger(path)
 
 

@@ -216,14 +216,6 @@ def test_a_dumb_terminal_and_the_plain_flag_get_plain_lines(dumb: bool, monkeypa
     assert "[0:00] worker-0 baseline: started" in scene.printed_lines()
 
 
-def test_events_of_unknown_workers_and_trials_are_shown_too(scene: Scene) -> None:
-    scene.send(EventType.PROGRESS, "stranger", trial="x", progress=None)
-    scene.send(EventType.STARTED, "stranger", trial="x")
-    assert scene.table()[-1].startswith("stranger x.stranger starting")
-    scene.send(EventType.ENDED, "stranger", trial=None)
-    assert scene.printed_lines()[-1] == "[0:00] stranger x.stranger: ended, in 0:00"
-
-
 def test_a_reader_that_went_away_stops_the_lines_not_the_run(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed(io.StringIO):
         def write(self, _: str) -> int:
