@@ -353,7 +353,7 @@ def _parts(settings: Settings, trial: Trial, probe: ProbeResult, row: Amount, st
         if record.time is None or record.restarts or total is None:
             continue
         spent, evaluated = divide(record, total), sum(evaluation.rows for evaluation in record.evaluations)
-        rehearsals.append(result.phases.get("rehearse", 0.0))
+        rehearsals.append(max(MIN_PART_SEC, result.phases.get("rehearse", 0.0)))
         starts.append(max(MIN_PART_SEC, spent[START] - rehearsals[-1]))
         saves.append(max(MIN_PART_SEC, spent[CHECKPOINTS]))
         examples += [spent[EVALUATIONS] / evaluated] if evaluated else []
@@ -362,9 +362,9 @@ def _parts(settings: Settings, trial: Trial, probe: ProbeResult, row: Amount, st
     example = row.times(FORWARD_SHARE * tokens / (trial.micro_batch_size * trial.max_seq_len))
     start = STARTUP
     if starts:
-        # The first rehearsal may compile kernels, which no later one does.
-        least, most = min(rehearsals), max(rehearsals)
-        rehearsal = Amount(value=least, low=least if len(rehearsals) > 1 else 0.0, high=most)
+        # The longest rehearsal may have compiled kernels, which later ones need not do.
+        *others, longest = sorted(rehearsals)
+        rehearsal = _next_value(others, OTHER_SPREAD) if others else Amount(value=longest, low=0.0, high=longest)
         start = _sum([_next_value(starts, OTHER_SPREAD), rehearsal])
     scored = min(training.score_rows, held_out) if answers and training.score else 0
     return {

@@ -78,7 +78,11 @@ class Scenario:
         trials = suite(self.suite, "gpu", "/models/m", "/data/chats.jsonl")[: self.configurations]
         names = [f"gpu-node-{number}" for number in range(1, self.workers + 1)]
         return plan_trials(
-            [replace(trial, measured_steps=self.steps) for trial in trials], names, "replicate", self.repeats, seed=seed
+            [replace(trial, measured_steps=self.steps, recipe="stock") for trial in trials],
+            names,
+            "replicate",
+            self.repeats,
+            seed=seed,
         )
 
     @functools.cached_property
