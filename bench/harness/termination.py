@@ -13,7 +13,7 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -189,8 +189,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 # Out of memory --------------------------------------------------------------------------------------------------------
 
-MIN_SEQ_LEN = 64  # shorter sequences are useless; the model itself is then too large for the device
-MAX_ACCUMULATION = 4096  # the largest that a trial may have
 _UNITS = {"bytes": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 # torch on CUDA: "Tried to allocate 2.00 GiB"; torch on the CPU: "you tried to allocate 8589934592 bytes".
 _REQUESTED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|[KMGT]iB)", re.IGNORECASE)
@@ -203,7 +201,7 @@ _RANK = re.compile(r"rank \d+: ")
 def explain_out_of_memory(
     trial: Trial, phase: str, message: str, peak_bytes: int | None, kind: str = "VRAM"
 ) -> tuple[str, str]:
-    """Return (the failed allocation and the peak before it, the next configuration to try), one line each."""
+    """Return (the failed allocation and the peak before it, what to try next), one line each."""
     requested = requested_bytes(message)
     prefix = rank[0] if (rank := _RANK.match(message)) else ""
     allocation = message[:160] if requested is None else f"{prefix}{_size(requested)} more were requested"
@@ -212,10 +210,10 @@ def explain_out_of_memory(
         parts[0] += f" with {free[2]} of {free[1]} free"
     if peak_bytes is not None:
         parts.append(f"peak {kind} {_size(peak_bytes)}")
-    changes = suggest_changes(trial, phase)
-    if changes is None:
+    fields = reducible_fields(trial, phase)
+    if not fields:
         return "; ".join(parts), "no field of the trial reduces it: use a device with more memory"
-    return "; ".join(parts), "next to try: " + " ".join(f"{key}={str(value).lower()}" for key, value in changes.items())
+    return "; ".join(parts), f"next to try, in this order: {', '.join(_CHANGES[name] for name in fields)}"
 
 
 def requested_bytes(message: str) -> int | None:
@@ -227,42 +225,35 @@ def requested_bytes(message: str) -> int | None:
     return round(float(match[1]) * (1 << unit))
 
 
-def suggest_changes(trial: Trial, phase: str) -> dict[str, Any] | None:
-    """Choose the trial's fields to change, the first of its workload's that can be reduced; None if no field helps.
+# A field's value that needs least memory, and the change towards it.
+_LEAST: dict[str, Any] = {
+    "held_layers": 0,
+    "micro_batch_size": 1,
+    "gradient_checkpointing": True,
+    "max_seq_len": 64,  # shorter sequences are useless; the model itself is then too large for the device
+    "base_precision": "nf4",
+}
+_CHANGES = {
+    "held_layers": "held_layers=0",
+    "micro_batch_size": "a smaller micro_batch_size, with as much more gradient_accumulation_steps",
+    "gradient_checkpointing": "gradient_checkpointing=true",
+    "max_seq_len": "a shorter max_seq_len",
+    "base_precision": "base_precision=nf4",
+}
+_WEIGHT_FIELDS = ("held_layers", "base_precision")  # fields that reduce the memory of loading
+
+
+def reducible_fields(trial: Trial, phase: str) -> list[str]:
+    """List the trial's fields that can be changed to need less memory, the least harmful first.
 
     A smaller micro-batch with more of them per step gives the same result. Checkpointing costs a third of the speed.
     Shorter sequences cut the data. Weights that do not fit while they are loaded need another precision.
     """
-    for name in trial.workload.memory_fields:
-        if (phase != "load" or name in _WEIGHT_FIELDS) and (changes := _CHANGES[name](trial)):
-            return changes
-    return None
-
-
-def _smaller_batch(trial: Trial) -> dict[str, Any]:
-    batch = trial.micro_batch_size
-    if batch == 1:
-        return {}
-    if not trial.workload.has_steps:
-        return {"micro_batch_size": batch // 2}
-    parts = next(divisor for divisor in range(2, batch + 1) if batch % divisor == 0)
-    accumulation = trial.gradient_accumulation_steps * parts
-    changes = {"micro_batch_size": batch // parts}
-    return changes | {"gradient_accumulation_steps": accumulation} if accumulation <= MAX_ACCUMULATION else changes
-
-
-_WEIGHT_FIELDS = ("held_layers", "base_precision")  # fields that reduce the memory of loading
-# Map a field of a trial to the changes that reduce its memory; none if it cannot be reduced.
-_CHANGES: dict[str, Callable[[Trial], dict[str, Any]]] = {
-    # costs a few per cent of the speed and nothing else
-    "held_layers": lambda trial: {"held_layers": 0} if trial.held_layers > 0 else {},
-    "micro_batch_size": _smaller_batch,
-    "gradient_checkpointing": lambda trial: {} if trial.gradient_checkpointing else {"gradient_checkpointing": True},
-    "max_seq_len": lambda trial: (
-        {"max_seq_len": trial.max_seq_len // 2} if trial.max_seq_len // 2 >= MIN_SEQ_LEN else {}
-    ),
-    "base_precision": lambda trial: {"base_precision": "nf4"} if trial.base_precision == "bf16" else {},
-}
+    return [
+        name
+        for name in trial.workload.memory_fields
+        if getattr(trial, name) != _LEAST[name] and (phase != "load" or name in _WEIGHT_FIELDS)
+    ]
 
 
 def _size(count: int) -> str:

@@ -54,7 +54,7 @@ def test_phases_by_device_events_make_up_the_step(measure, gpu_trial):
     assert 0.5 * result.metrics.step_time_sec.median < stamped < 1.1 * result.metrics.step_time_sec.median
 
 
-def test_the_advice_after_out_of_memory_leads_to_a_trial_that_fits(measure, gpu_trial, tmp_path):
+def test_a_trial_that_runs_out_of_memory_has_the_allocation_and_its_peak(measure, gpu_trial):
     limit_bytes = 1 << 30
     limit = (
         "import bench.qlora.step\n"
@@ -65,18 +65,7 @@ def test_the_advice_after_out_of_memory_leads_to_a_trial_that_fits(measure, gpu_
         "    return place(stack)\n"
         "bench.qlora.step.choose_placement = limited"
     )
-    trial = apply_overrides(gpu_trial, ["micro_batch_size=32", "max_seq_len=4096"])
-    for _ in range(12):
-        result = measure(trial, before=limit)
-        if result.status is not TrialStatus.OUT_OF_MEMORY:
-            break
-        print(result.reason)
-        assert " more were requested with " in str(result.reason)
-        assert "; peak VRAM " in str(result.reason)
-        trial = apply_overrides(trial, str(result.remedy).removeprefix("next to try: ").split())
-        (tmp_path / "out" / "result.json").unlink()
-    assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
-    assert trial.micro_batch_size < 32
-    assert result.metrics is not None
-    assert result.metrics.peak_vram_bytes is not None
-    assert result.metrics.peak_vram_bytes <= limit_bytes
+    result = measure(apply_overrides(gpu_trial, ["micro_batch_size=32", "max_seq_len=4096"]), before=limit)
+    assert result.status is TrialStatus.OUT_OF_MEMORY
+    assert " more were requested with " in str(result.reason)
+    assert "; peak VRAM " in str(result.reason)

@@ -14,7 +14,7 @@ from bench.data.inputs import InputError
 from bench.harness import termination
 from bench.harness.record import PHASES, Clock, PhaseClock, Record, Request
 from bench.predict import memory
-from bench.records import Trial, TrialError
+from bench.records import TrialError
 from bench.records.status import ReasonCode
 from bench.workloads import training
 from tests.support.cases import load_cases
@@ -172,58 +172,23 @@ def test_the_failed_allocation_is_parsed_from_the_allocators_message(message, si
 
 @pytest.mark.parametrize("case", load_cases(__file__, "out_of_memory.yaml"))
 def test_the_least_harmful_change_is_suggested_first(make_trial, case):
-    assert termination.suggest_changes(make_trial(**case["input"]), "warmup") == case["expected"]
+    phase = case.get("phase", "warmup")
+    assert termination.reducible_fields(make_trial(**case["input"]), phase) == case["expected"]
 
 
-def test_following_the_suggestions_ends_when_nothing_can_be_reduced(make_trial):
-    trial: Trial = make_trial(
-        micro_batch_size=16, max_seq_len=2048, gradient_checkpointing=False, base_precision="bf16"
-    )
-    suggested = []
-    while (changes := termination.suggest_changes(trial, "warmup")) is not None:
-        suggested.append(next(iter(changes)))
-        trial = Trial(**{**trial.to_json(), "lora_targets": trial.lora_targets, "derive": trial.derive, **changes})
-    # 16 -> 1, checkpointing, 2048 -> 64, 4 bit
-    assert suggested == [*["micro_batch_size"] * 4, "gradient_checkpointing", *["max_seq_len"] * 5, "base_precision"]
-
-
-def test_a_model_that_does_not_load_is_not_helped_by_a_smaller_batch(make_trial):
-    assert termination.suggest_changes(make_trial(micro_batch_size=8, base_precision="bf16"), "load") == {
-        "base_precision": "nf4"
-    }
-    reason = "; ".join(termination.explain_out_of_memory(make_trial(micro_batch_size=8), "load", CUDA, 20 << 30))
-    assert reason.endswith("a device with more memory")
-
-
-def test_the_reason_has_the_allocation_the_peak_and_the_settings_to_try(make_trial):
-    reason = "; ".join(termination.explain_out_of_memory(make_trial(micro_batch_size=8), "warmup", CUDA, 21 << 30))
-    assert reason == (
-        "out of memory: 2.50 GiB more were requested with 1.20 GiB of 23.68 GiB free; peak VRAM 21.00 GiB; "
-        "next to try: micro_batch_size=4 gradient_accumulation_steps=2"
-    )
-    reason, remedy = termination.explain_out_of_memory(
-        make_trial(), "warmup", "std::bad_alloc", 3 << 20, "RSS"
-    )  # without a size
-    assert reason == "out of memory: std::bad_alloc; peak RSS 3.0 MiB"
-    assert remedy.startswith("next to try: micro_batch_size=1")
-
-
-def test_the_suggested_settings_are_valid_overrides(make_trial):
-    for fields in ({"micro_batch_size": 8}, {"micro_batch_size": 1, "gradient_checkpointing": False}):
-        trial = make_trial(**fields)
-        settings = termination.explain_out_of_memory(trial, "warmup", CUDA, None)[1].split("next to try: ")[1].split()
-        changes = termination.suggest_changes(trial, "warmup")
-        assert {key: getattr(apply_overrides(trial, settings), key) for key in changes} == changes
-
-
-def test_an_out_of_memory_reason_includes_the_peak_memory(record):
+def test_the_reason_has_the_allocation_and_the_peak_and_the_remedy_the_settings_to_try(record):
     record.phase, record.peak_vram_bytes = "measure", 21 << 30
     outcome = termination.classify_error(OutOfMemoryError(CUDA), record)
     assert outcome.reason_code is ReasonCode.OUT_OF_MEMORY
-    assert "peak VRAM 21.00 GiB" in str(outcome.reason)
-    assert outcome.remedy == "next to try: micro_batch_size=1 gradient_accumulation_steps=2"
+    assert outcome.reason == (
+        "out of memory: 2.50 GiB more were requested with 1.20 GiB of 23.68 GiB free; peak VRAM 21.00 GiB"
+    )
+    assert str(outcome.remedy).startswith("next to try, in this order: a smaller micro_batch_size, ")
     record.peak_vram_bytes = None
     assert "; peak RSS " in str(termination.classify_error(OutOfMemoryError(CUDA), record).reason)
+    reason, remedy = termination.explain_out_of_memory(record.trial, "load", "std::bad_alloc", 3 << 20, "RSS")
+    assert reason == "out of memory: std::bad_alloc; peak RSS 3.0 MiB"  # without a size
+    assert remedy.endswith("a device with more memory")
 
 
 # A trial by flags -----------------------------------------------------------------------------------------------------
