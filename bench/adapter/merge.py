@@ -31,7 +31,6 @@ from bench.adapter import lora
 from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import INDEX, TEMPLATE_FILE, WEIGHTS, read_config, read_shapes, weight_files
 from bench.data.tokenizer import load_tokenizer
-from bench.machine import page_cache
 from bench.qlora.base_models import DTYPES, Skeleton, TensorGroup, read_base
 from bench.records import schema
 from bench.records.adapter import BASES, NF4, BaseRecord, MergeFacts
@@ -287,7 +286,8 @@ def write_verified(path: Path, chunks: Iterable[Any]) -> None:
             file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
-    page_cache.drop([path])  # read what is on the disk
+        if hasattr(os, "posix_fadvise"):  # Linux: read back what is on the disk, not in the page cache
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if sha256_of(path) != digest.hexdigest():
         raise OSError(errno.EIO, "data read back differs from the data written; check the disk", str(path))
 

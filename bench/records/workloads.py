@@ -124,7 +124,7 @@ HARDWARE = Workload(
     size="-",
     needs=(),
     memory_fields=(),
-    suites=(Suite("hardware", (SuiteTrial("hardware", 512, 8, "matrix products, copies and disk: the ceilings"),)),),
+    suites=(Suite("hardware", (SuiteTrial("hardware", 512, 8, "matrix products and copies: the ceilings"),)),),
 )
 
 LOADING = Workload(
@@ -136,8 +136,8 @@ LOADING = Workload(
         Suite(
             "loading",
             (
-                SuiteTrial("load-nf4", 512, 8, "4-bit, cold and warm: what QLoRA starts from"),
-                SuiteTrial("load-bf16", 512, 8, "16-bit, cold and warm", {"base_precision": "bf16"}),
+                SuiteTrial("load-nf4", 512, 8, "4-bit: what QLoRA starts from"),
+                SuiteTrial("load-bf16", 512, 8, "16-bit, for comparison", {"base_precision": "bf16"}),
             ),
         ),
     ),

@@ -1,7 +1,7 @@
 """workloads: the module of each workload of `bench.records.workloads`, with its `measure(record, inputs, stops)`.
 
 training: QLoRA steps, and their share of the GPU's matrix-product rate
-hardware: matrix products, copies, and reads of the model folder
+hardware: matrix products and copies
 loading: loading a model from files onto the device
 inference: generating answers to prompts
 distributed: training steps on several ranks, and the cost of communication

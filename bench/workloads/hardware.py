@@ -1,14 +1,10 @@
-"""The hardware trial: ceilings of matrix products, copies and disk reads, for comparison with other numbers.
+"""The hardware trial: ceilings of matrix products and copies, for comparison with other numbers.
 
 Products and copies run on random numbers, after a warm-up, in samples of at least 2 ms timed by the device (CUDA
 events; the CPU's clock without a GPU), over operands larger than any cache. With zeros a chip draws half its power and
 clocks higher. A type that chip or stack do not support gives a measurement without a value and with a note, no error.
 
-A read measures the disk only if the page cache was empty. Any user may ask Linux to drop a file's cached pages
-(posix_fadvise DONTNEED); `bench.machine.page_cache` checks that they are gone. If that cannot be checked, a read does
-not count as cold.
-
-Not covered: caches below the kernel's, in a disk or in a file server; links between GPUs
+Not covered: disks (the trial `loading` reads the model's files); links between GPUs
 (`bench.workloads.distributed`); arithmetic outside matrix products; products under 20 us (size 2048 in 8
 bits on a Hopper), which measure the kernel launch rate.
 """
@@ -16,18 +12,15 @@ bits on a Hopper), which measure the kernel launch rate.
 import contextlib
 import math
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import Inputs
-from bench.data.model_folder import weight_files
 from bench.harness.record import Record
 from bench.harness.termination import StopSignals, is_out_of_memory
-from bench.machine import gpu_specs, page_cache
+from bench.machine import gpu_specs
 from bench.qlora.step import TorchSession, open_session
 from bench.records.bootstrap import Interval, summarize
 from bench.torch_stack import DeviceClock
@@ -39,17 +32,15 @@ OPERAND_BYTES = 256 << 20  # more than the largest cache of a GPU in gpu_specs.j
 SAMPLE_SEC = 2e-3
 WARMUP_CALLS = 3
 MIN_SAMPLES, MAX_SAMPLES = 5, 50
-BLOCK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareScale:
-    """Sizes of a profile's products, copies and reads; the samples of one measurement may take `budget_sec`."""
+    """Sizes of a profile's products and copies; the samples of one measurement may take `budget_sec`."""
 
     dtypes: tuple[str, ...]
     sizes: tuple[int, ...]
     copied_bytes: int
-    read_bytes: int
     operand_bytes: int
     budget_sec: float
 
@@ -58,7 +49,6 @@ FULL = HardwareScale(
     dtypes=DTYPES,
     sizes=(2048, 4096, 8192),
     copied_bytes=1 << 30,
-    read_bytes=4 << 30,
     operand_bytes=OPERAND_BYTES,
     budget_sec=0.5,
 )
@@ -66,7 +56,6 @@ TINY = HardwareScale(
     dtypes=("fp32", "bf16"),
     sizes=(256, 512),
     copied_bytes=64 << 20,
-    read_bytes=256 << 20,
     operand_bytes=8 << 20,
     budget_sec=0.1,
 )
@@ -77,10 +66,10 @@ class Unsupported(Exception):
     """Error for a type that this chip or stack does not support; the message names what is missing."""
 
 
-def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
-    """Add matmul_tflops, the three copy bandwidths and disk_read_gb_per_sec to the record."""
+def measure(record: Record, _inputs: Inputs, stops: StopSignals) -> None:
+    """Add matmul_tflops and the three copy bandwidths to the record."""
     scale = TINY if record.trial.profile == "tiny" else FULL
-    record.steps_planned = len(scale.dtypes) * len(scale.sizes) + 3 + 2
+    record.steps_planned = len(scale.dtypes) * len(scale.sizes) + 3
     session = open_session(record, stops)
     chip = gpu_specs.lookup(record.fingerprint["gpu_name"])
     record.fingerprint["chip_source"] = None if chip is None else chip.source
@@ -91,8 +80,6 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
                 _add_matmul(record, session, chip, dtype, size, scale)
                 stops.check()
         add_copies(record, session, chip, scale, stops)
-        model, _, _ = inputs
-        add_reads(record, Path(model.path), scale.read_bytes, stops)
 
 
 def matmul_tflops(
@@ -259,37 +246,3 @@ def add_copies(
         rates = [count / second / 1e9 for second in sample_sec(session, copy, scale.budget_sec)]
         record.add(name, summarize(rates), bytes=count, pinned=True, **context)
         stops.check()
-
-
-def add_reads(record: Record, folder: Path, max_bytes: int, stops: StopSignals) -> None:
-    """Add disk_read_gb_per_sec twice: cold if the cache can be dropped, then warm. Raises OSError."""
-    files = sorted(weight_files(folder), key=lambda path: (-path.stat().st_size, path.name))
-    is_cold = page_cache.drop(files) == 0.0
-    for cold in (True, False):
-        if cold and not is_cold:
-            note = "the page cache could not be dropped here, or not verifiably"
-            record.add("disk_read_gb_per_sec", None, note=note, cold=True)
-            _read(files, max_bytes, stops)  # fill the cache for the warm read
-            continue
-        rates, count = _read(files, max_bytes, stops)
-        record.add("disk_read_gb_per_sec", summarize(rates), cold=cold, bytes=count)
-
-
-def _read(files: list[Path], max_bytes: int, stops: StopSignals) -> tuple[list[float], int]:
-    """Return GB/s of each piece, in order, and the bytes read; a piece is a 16th of the total, but at least 1 MiB."""
-    planned = min(max_bytes, sum(path.stat().st_size for path in files))
-    piece = max(1 << 20, planned // 16)
-    block = memoryview(bytearray(min(BLOCK_BYTES, piece)))
-    rates: list[float] = []
-    done = in_piece = 0
-    start = time.perf_counter()
-    for path in files:
-        with path.open("rb", buffering=0) as file:
-            while done < planned and (count := file.readinto(block)):
-                done += count
-                in_piece += count
-                if in_piece >= piece or done >= planned:
-                    rates.append(in_piece / (time.perf_counter() - start) / 1e9)
-                    stops.check()
-                    in_piece, start = 0, time.perf_counter()
-    return rates, done

@@ -22,8 +22,6 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     is_cpu = all(copy.value is None for label, copy in copies if label != _COPIES[0][1])
     if is_cpu:
         copies = [("within memory", copy) for label, copy in copies if copy.value is not None]
-    disk = measurements.select(run, "disk_read_gb_per_sec", "cold", kind="hardware")
-    copies += [(f"model files from disk, {'cold' if copy.context.get('cold') else 'cached'}", copy) for copy in disk]
     largest: dict[str, MeasuredValue] = {}
     for product in products:  # the largest product measured of each type
         dtype = str(product.context["dtype"])
@@ -78,7 +76,7 @@ def _size(product: MeasuredValue) -> int:
 def _title(reached: dict[str, MeasuredValue]) -> str:
     product = reached.get("bf16") or next(iter(reached.values()), None)
     if product is None or product.value is None:
-        return "Memory and disk bandwidth of the machine"
+        return "Memory bandwidth of the machine"
     share = (
         f", {formatting.number(product.share_percent, 0)} % of the chip's published figure"
         if product.share_percent

@@ -14,39 +14,37 @@ from reports.summary.summary import Summary
 
 _PRECISION_NAMES = {"nf4": "4 bit (NF4)", "bf16": "16 bit (bf16)"}
 _PARTS = (
-    ("read_time_sec", "cold", "reading the files, cold"),
-    ("read_time_sec", "warm", "reading the files, cached"),
-    ("move_time_sec", None, "moving to the device"),
-    ("quantize_time_sec", None, "quantizing"),
+    ("read_time_sec", "reading the files, cached"),
+    ("move_time_sec", "moving to the device"),
+    ("quantize_time_sec", "quantizing"),
 )
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
-    loads = measurements.select(run, "load_time_sec", "cache", "precision", kind="loading")
+    first, loads = (
+        measurements.select(run, name, "precision", kind="loading") for name in ("first_load_time_sec", "load_time_sec")
+    )
     precisions = list(dict.fromkeys(str(load.context.get("precision")) for load in loads if load.value is not None))
     if not precisions:
         return None
-    parts = {
-        name: measurements.select(run, name, "cache", "precision", kind="loading")
-        for name in dict.fromkeys(name for name, _, _ in _PARTS)
-    }
+    parts = {name: measurements.select(run, name, "precision", kind="loading") for name, _ in _PARTS}
     published = reference_results.matching_results(run)
     steps = [
-        "load, cold",
+        "first load, cache as found",
         "load, cached",
         *(["load, published"] if published else []),
-        *(label for _, _, label in _PARTS),
+        *(label for _, label in _PARTS),
     ]
     seconds = tuple(
         Panel(
             title=f"{_PRECISION_NAMES.get(precision, precision)}: seconds",
             marks=(
-                row_chart.measured_mark(_find(loads, precision, "cold"), "s"),
-                row_chart.measured_mark(_find(loads, precision, "warm"), "s"),
+                row_chart.measured_mark(_find(first, precision), "s"),
+                row_chart.measured_mark(_find(loads, precision), "s"),
                 *([_published_mark(published.loading.get(precision, {}).get("load_time_sec"))] if published else []),
                 *(
-                    row_chart.measured_mark(_find(parts[name], precision, cache), "s", tone=BASELINE_TONE)
-                    for name, cache, _ in _PARTS
+                    row_chart.measured_mark(_find(parts[name], precision), "s", tone=BASELINE_TONE)
+                    for name, _ in _PARTS
                 ),
             ),
         )
@@ -60,7 +58,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             ("after loading", held_memory, OTHER_TONE),
             ("peak while loading", peak_memory, BASELINE_TONE),
         ):
-            memory_value = _find(candidates, precision, None)
+            memory_value = _find(candidates, precision)
             if memory_value is not None and memory_value.value is not None:
                 published_bytes = published.loading.get(precision, {}).get("device_memory_bytes") if published else None
                 known = published_bytes / 1e9 if published_bytes and label == "after loading" else None
@@ -94,15 +92,8 @@ def _saved_note(saved_percent: float | None, published: PublishedResults | None)
     return f" NF4 saves {saved_percent:.1f} % of the device memory ({format_percent(1.0 - small / full, 1)} published)."
 
 
-def _find(values: list[MeasuredValue], precision: str, cache: str | None) -> MeasuredValue | None:
-    return next(
-        (
-            value
-            for value in values
-            if value.context.get("precision") == precision and (cache is None or value.context.get("cache") == cache)
-        ),
-        None,
-    )
+def _find(values: list[MeasuredValue], precision: str) -> MeasuredValue | None:
+    return next((value for value in values if value.context.get("precision") == precision), None)
 
 
 def _published_mark(seconds: float | None) -> Mark:
@@ -112,24 +103,17 @@ def _published_mark(seconds: float | None) -> Mark:
 
 
 def _saved_percent(held_memory: list[MeasuredValue]) -> float | None:
-    nf4, bf16 = _find(held_memory, "nf4", None), _find(held_memory, "bf16", None)
+    nf4, bf16 = _find(held_memory, "nf4"), _find(held_memory, "bf16")
     if nf4 is None or bf16 is None or not nf4.value or not bf16.value:
         return None
     return 100.0 * (1.0 - nf4.value / bf16.value)
 
 
 def _title(loads: list[MeasuredValue], saved_percent: float | None) -> str:
-    cold, warm = _find(loads, "nf4", "cold"), _find(loads, "nf4", "warm")
-    timings = [
-        f"{formatting.number(load.value)} s {label}"
-        for load, label in ((cold, "cold"), (warm, "with its files cached"))
-        if load is not None and load.value is not None
-    ]
-    title = (
-        f"A 4-bit model loads in {formatting.join_with_and(timings).replace(' and ', ', ')}"
-        if timings
-        else "Loading the model"
-    )
+    load = _find(loads, "nf4")
+    title = "Loading the model"
+    if load is not None and load.value is not None:
+        title = f"A 4-bit model loads in {formatting.number(load.value)} s with its files cached"
     return (
         f"{title}; it takes {formatting.number(saved_percent, 0)} % less memory than 16 bit"
         if saved_percent is not None

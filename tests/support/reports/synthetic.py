@@ -283,7 +283,6 @@ def measurements_of(kind: str) -> list[Measurement]:
                 measurement("copy_gb_per_sec", 475.0, share=79.2, direction=direction)
                 for direction in ("on device", "to device")
             ),
-            measurement("disk_read_gb_per_sec", 1.75, cache="warm", read_bytes=1_073_741_824),
         ]
     if kind == "loading":
         return [

@@ -17,6 +17,5 @@ def test_the_tiny_hardware_trial_measures_everything_this_machine_supports(tiny_
     assert all(m.value > 0 and m.interval is not None and m.share_percent is None for m in products)
     values = {m.name: m.value for m in result.measurements}
     assert values["device_copy_gb_per_sec"] > 0.1
-    assert values["disk_read_gb_per_sec"] > 0
     assert values["host_to_device_gb_per_sec"] is None
     assert result.fingerprint["chip_source"] is None

@@ -132,13 +132,12 @@ def texts(table: Table) -> list[list[str | None]]:
 
 def test_a_table_has_a_row_per_context_and_names_what_all_rows_share(folder):
     run_of(folder, synthetic.other_kinds()[0])
-    matmul, copies, disk = tables_of(folder)
+    matmul, copies = tables_of(folder)
     assert labels(matmul) == ["dtype", "size", "matmul, TFLOP/s"]
     assert [row[:2] for row in texts(matmul)[2:5]] == [["fp32", "8192"], ["bf16", "2048"], ["bf16", "4096"]]
     assert matmul.rows[3].cells[2] == Cell(value="24.6", details=("24.1 to 25.1", "20 % of the chip's peak"))
     assert texts(matmul)[-1] == ["fp8", "8192", "none; the chip has no fp8"]
     assert (labels(copies)[0], copies.caption) == ("direction", "All rows: configuration hardware.")
-    assert (labels(disk)[0], disk.caption) == ("configuration", "All rows: cache warm, read 1.074 GB.")
 
 
 def test_quantities_with_the_same_context_are_columns_of_one_table(folder):

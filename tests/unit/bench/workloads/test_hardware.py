@@ -1,13 +1,11 @@
 """Products and copies on this machine's CPU; unsupported types on fakes of torch."""
 
 import json
-import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bench.machine import page_cache
 from bench.records.result import Steps
 from bench.workloads import hardware, training
 from bench.workloads.hardware import Unsupported
@@ -87,38 +85,6 @@ def make_kept_record(trial: Any = None) -> Any:
     record: Any = InMemoryRecord(trial, gpu_name=None)
     record.steps = Steps(step_time_sec=[0.5, 0.25, 1.0], tokens=[100, 100, 100])
     return record
-
-
-@pytest.fixture
-def weights(tmp_path):
-    for name, size in (("a.safetensors", 3 << 20), ("b.safetensors", 5 << 20)):
-        (tmp_path / name).write_bytes(os.urandom(size))
-    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    return tmp_path
-
-
-def measure_reads(folder, max_bytes=1 << 30):
-    """Measure the cold read and the warm one."""
-    record = make_kept_record()
-    hardware.add_reads(record, folder, max_bytes, SimpleNamespace(check=lambda: None))
-    return record.find("disk_read_gb_per_sec")
-
-
-def test_weights_are_read_cold_if_possible_and_then_warm_up_to_the_maximum(weights):
-    cold, warm = measure_reads(weights)
-    assert (cold["cold"], warm["cold"]) == (True, False)
-    assert (cold["value"] is None) == ("note" in cold)
-    assert (warm["value"] > 0, warm["bytes"], warm["interval"].n) == (True, 8 << 20, 8)
-    assert measure_reads(weights, 4 << 20)[1]["bytes"] == 4 << 20
-
-
-def test_a_cache_that_cannot_be_dropped_gives_no_cold_number(weights, monkeypatch):
-    monkeypatch.setattr(page_cache, "drop", lambda _: None)
-    cold, warm = measure_reads(weights)
-    assert (cold["value"], cold["cold"]) == (None, True)
-    assert "could not be dropped" in cold["note"]
-    assert (warm["cold"], warm["value"] > 0) == (False, True)
 
 
 def test_mfu_is_unknown_without_memory_for_a_product_and_other_errors_propagate(on_cpu, monkeypatch):
