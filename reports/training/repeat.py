@@ -32,7 +32,7 @@ def commands(training: TrainingReport) -> list[tuple[str, str]]:
     with contextlib.suppress(ReportError):  # without a check there is no merge
         base = read_check(training).best_base(training.run.planned[0].trial.base_precision)
     merge = ("merge it into one model folder", f"inv adapter.merge --run={run_id} --base={base}")
-    return [measure, *([] if base is None else [merge]), repeat]
+    return [measure if base is None else merge, repeat]
 
 
 def files(training: TrainingReport) -> dict[str, bytes]:
