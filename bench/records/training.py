@@ -256,6 +256,8 @@ class Training:
 
     `input_digests`: the planned sha256 of the model and of each data file, by path; an attempt with other inputs is
     rejected. Empty if no worker has read them.
+
+    `init_adapter`, in a plan: folder on the workers with the adapter that step 0 has, whose sha256 is `init_sha256`.
     """
 
     data: TrainingData
@@ -323,6 +325,12 @@ class Training:
     best_by: str = setting(
         "loss", "what selects the best adapter and stops early: the held-out loss, or the score", choices=BEST_BY
     )
+    init_adapter: str | None = setting(
+        None,
+        "adapter to begin from: a run of `inv train`, or a local folder of peft; null: a new adapter",
+        expected="a run's id or a folder's path",
+    )
+    init_sha256: str | None = None
     max_hours: float | None = checked(None, gt=0, le=8760)
     limited_by: str = checked("train.max_hours", choices=tuple(LIMITS))
     input_digests: dict[str, str] = field(default_factory=dict)
@@ -407,8 +415,8 @@ class TrainingRecord(Checksummed):
     `LIMITS` was reached), or empty if stopped otherwise (`reason`). `checkpoints` are the steps of those written.
     `adapter_step` is the step of the saved adapter: the best by held-out loss or score, or the last. `data` has no
     example previews. Shares of communication are of a step's time. `score` is None without train.score, `time` if no
-    rank has trained. `end_ids` are the tokens that end the data's answers. `derived` are the settings that the attempt
-    derived from the data.
+    rank has trained. `init_adapter_sha256` is that of the adapter at step 0, None for a new one. `end_ids` are the
+    tokens that end the data's answers. `derived` are the settings that the attempt derived from the data.
     """
 
     FILE, KIND = TRAINING_FILE, "training"
@@ -442,6 +450,7 @@ class TrainingRecord(Checksummed):
     chat_template_sha256: str | None = None
     score: TrainingScore | None = None
     time: TrainingTime | None = None
+    init_adapter_sha256: str | None = None
     end_ids: list[int] = field(default_factory=list)
     derived: DerivedSettings = field(default_factory=DerivedSettings)
 

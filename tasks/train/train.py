@@ -31,10 +31,11 @@ from tasks.fleet.plan import new_record
 from tasks.fleet.run_store import TRAIN, find_run, newest_run, open_run
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.layers import Settings, load
-from tasks.train import forecast, output, resume, shapes
+from tasks.train import forecast, init_adapter, output, resume, shapes
 from tasks.train.data_warnings import DataWarning, find_warnings
 from tasks.train.follow import follow
 from tasks.train.forecast import ProbeResult, TrainingForecast
+from tasks.train.init_adapter import InitAdapter
 from tasks.train.shapes import ShapeCost
 from tasks.train.submit import NO_VOLUME, job_facts, submit
 
@@ -70,6 +71,7 @@ class TrainRequest:
     workers: Sequence[str]
     hosts: Sequence[Host]
     job: dict[str, Any]
+    adapter: InitAdapter | None
 
     @property
     def is_over_pods(self) -> bool:
@@ -163,6 +165,7 @@ def read_request(settings: Settings, options: TrainOptions) -> TrainRequest:
         workers=[f"worker-{rank}" for rank in range(count)] if is_over_pods else [host.name for host in hosts],
         hosts=hosts,
         job=job_facts(settings, "" if is_over_pods else f"{hosts[0].workdir}/runs", count),
+        adapter=init_adapter.find_adapter(settings, has_worker=bool(hosts)),
     )
 
 
@@ -202,6 +205,9 @@ def plan_training(request: TrainRequest, facts: Facts) -> TrainPlan:
         lines.append(NO_WORKER)
         return TrainPlan(trial=trial, workers=request.workers, inputs=inputs, lines=lines, predicted=None)
     forecast.check_time_limit(predicted)
+    if request.adapter is not None:
+        trial = init_adapter.begin_from(request.adapter, trial, probe.forecast.model_sha256, request.job)
+        lines.append(init_adapter.describe(request.adapter))
     known = trial.with_derived(probe.forecast.derived)
     return TrainPlan(
         trial=forecast.pin_inputs(trial, probe),
@@ -236,6 +242,7 @@ def _act(settings: Settings, request: TrainRequest, run: RunRecord, plan: TrainP
     with acquire_lock(settings.results_folder, f"train (run {run.run_id})", follows=run.run_id):
         if not request.is_over_pods:
             runner.refuse_busy_workers(settings.results_folder, bench_program(settings), request.hosts)
+        init_adapter.send(request.adapter, request.job, request.hosts)
         for line in plan.lines:
             print(escape_controls(line))
         run, _ = submit(settings, run, deployment, lambda: runner.write_plan(settings.results_folder, run))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from bench.data.inputs import InputError
@@ -23,7 +23,7 @@ from bench.qlora.base_models import trained_base
 from bench.records import schema
 from bench.records.atomic_files import sync_folder
 from bench.records.paths import ADAPTER_FOLDER
-from bench.workloads.finetune import checkpoint
+from bench.workloads.finetune import checkpoint, resume
 from bench.workloads.finetune.checkpoint import TOKENIZER_FILES, History, Identity, State
 
 MAX_WAIT_SEC = 600.0
@@ -274,6 +274,18 @@ def load_checkpoint(folder: Path, weights: Weights) -> dict[str, Any] | None:
         return dict(load_file(best)) if best.exists() else None
     except (KeyError, ValueError, RuntimeError) as error:
         raise InputError(f"{folder}: does not fit this model: {' '.join(str(error).split())}") from error
+
+
+def load_init_adapter(folder: str, sha256: str | None, weights: Weights) -> None:
+    """Copy an adapter's weights into these. Raises InputError if names or shapes differ."""
+    path = resume.verify_init_adapter(folder, sha256)
+    try:
+        _copy_tensors(load_file(path), weights.adapter)
+    except KeyError as error:
+        remedy = "set train.lora_targets and train.lora_rank to the adapter's, or name another adapter"
+        raise InputError(f"{path}: {error.args[0]}", remedy=remedy) from error
+    except (SafetensorError, ValueError) as error:
+        raise InputError(f"{path}: not safetensors: {error}", remedy="name another adapter") from error
 
 
 def _copy_tensors(saved: Mapping[str, Any], into: Mapping[str, Any]) -> None:

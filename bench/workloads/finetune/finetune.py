@@ -218,6 +218,7 @@ class TrainingLog:
             peak_rss_bytes=record.peak_rss_bytes or peak_rss_bytes(),
             seconds=self._seconds,
             fingerprint=record.fingerprint,
+            init_adapter_sha256=training_set.training_of(record.trial).init_sha256,
             score=schema.from_json(TrainingScore, reported["score"]) if "score" in reported else None,
             time=schema.from_json(TrainingTime, reported["time"]) if "time" in reported else None,
         ).write(record.request.out)
@@ -274,6 +275,8 @@ def _lead(launcher: RankLauncher, ranks: Ranks, record: Record, inputs: Inputs, 
     trial = trial.with_derived(derived)
     training = training_set.training_of(trial)
     resume_point = resume.find_checkpoint(folder, resume.identify(trial, inputs[0].sha256, data.sha256), record.log)
+    if resume_point is None and training.init_adapter is not None:
+        resume.verify_init_adapter(training.init_adapter, training.init_sha256)
     newest = None if resume_point is None else str(resume_point.path.resolve())
     spec = _rank_spec(record.request, folder, inputs[0].sha256, data.sha256, newest=newest)
     training_log = TrainingLog(record, folder, resume_point, report, data, derived)

@@ -18,7 +18,7 @@ from typing import Any
 from bench.data.inputs import InputError, InputRejected
 from bench.machine.fingerprint import code_digest
 from bench.records import Trial, schema
-from bench.records.atomic_files import write_atomic
+from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.paths import HELD_VARIABLE, RESTARTS_FILE
 from bench.records.training import BUDGET_LIMIT, Restart, Training
 from bench.records.units import format_mib
@@ -33,7 +33,7 @@ MUTABLE_SETTINGS = {
     *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers"),
     *("training.data", "training.checkpoint_sec", "training.keep_checkpoints", "training.max_hours"),
     *("training.limited_by", "training.prompts", "training.answer_tokens"),
-    *("training.input_digests", "derive"),
+    *("training.input_digests", "training.init_adapter", "derive"),
 }
 SCORE_SETTINGS = {"training.score", "training.score_pattern", "training.score_rows", "training.best_by"}
 # Not mutable in the recipe `fast`: a recomputed layer starts from its input in bf16, so its gradients differ.
@@ -101,6 +101,24 @@ def find_checkpoint(checkpoints: Path, current: Identity, log: Callable[[str], N
             remedy="restore one, or remove the folder to start from scratch",
         )
     return None
+
+
+def verify_init_adapter(folder: str, sha256: str | None) -> Path:
+    """Return the weights' file of the adapter to begin from. Raises InputError, and InputRejected for another one."""
+    path = Path(folder) / checkpoint.ADAPTER
+    try:
+        actual = sha256_of(path)
+    except OSError as error:
+        raise InputError(
+            f"{path}: the adapter to begin from cannot be read: {error.strerror}",
+            remedy="start the training again, which sends it",
+        ) from error
+    if actual != sha256:
+        raise InputRejected(
+            f"{path}: not the adapter of the plan (sha256 {actual[:12]}, expected {str(sha256)[:12]})",
+            remedy="remove it and start the training again, which sends it",
+        )
+    return path
 
 
 def differences(saved: Identity, current: Identity) -> list[str]:

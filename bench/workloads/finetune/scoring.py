@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
 from bench.data.inputs import InputError
 from bench.data.masking import encode_prompt
 from bench.records.checksummed import Checksummed, ResultError
@@ -20,6 +23,7 @@ from bench.records.score import TrainingScore
 from bench.records.status import escape_controls
 from bench.workloads.finetune import score
 from bench.workloads.finetune.answers import AnswerGenerator, PromptCase, prompt_cases
+from bench.workloads.finetune.resume import verify_init_adapter
 from bench.workloads.finetune.score import AnsweredRow, RowScore, Scoring
 from bench.workloads.finetune.training_set import TrainingSet
 from bench.workloads.ranks.process import RankGroup
@@ -133,9 +137,13 @@ class TrainingScorer:
         self._cases = prompt_cases([examples[index] for index in chosen], len(chosen))
         self._scoring, self._group, self._context, self._folder = scoring, group, context, folder
         self._make_generator, self._prepare = make_generator, prepare
-        self._adapter = adapter
+        self._adapter, self._training = adapter, training_set.training
         self._texts = RowTexts(tokenizer, training_set.training.data.special_tokens)
-        parts = [model_sha256, *([case.prompt, case.reference] for case in self._cases)]
+        parts = [
+            model_sha256,
+            training_set.training.init_sha256,
+            *([case.prompt, case.reference] for case in self._cases),
+        ]
         self._questions = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def measure(self) -> ScoredAnswers:
@@ -154,14 +162,17 @@ class TrainingScorer:
             self._context.on_time(time.monotonic() - start)
 
     def score_base(self) -> ScoredAnswers:
-        """Return the score before the training: stored, or computed with B = 0. Raises StopRequested."""
+        """Return the score before the training: stored, or computed with the first weights. Raises StopRequested."""
         stored = self._load_base()
         if stored is not None:
             return stored
-        kept = {name: tensor.clone() for name, tensor in self._adapter.items() if "lora_B" in name}
+        weights = self._first_weights()
+        if isinstance(weights, str):
+            return self._failed(weights)
+        kept = {name: self._adapter[name].clone() for name in weights}
         try:
-            for name in kept:
-                self._adapter[name].zero_()
+            for name, tensor in weights.items():
+                self._adapter[name].copy_(tensor)
             result = self.measure()
         finally:
             for name, tensor in kept.items():
@@ -200,6 +211,24 @@ class TrainingScorer:
             unscored_rows=len(unscored),
             seconds=time.monotonic() - start,
             failure=failure,
+        )
+
+    def _first_weights(self) -> dict[str, Any] | str:
+        """Return tensors of the adapter before the first step: B = 0, or those that it began from; or why not."""
+        if self._training.init_adapter is None:
+            return {name: tensor.new_zeros(()) for name, tensor in self._adapter.items() if "lora_B" in name}
+        first: dict[str, Any] | str = ""
+        if self._group.rank == 0:
+            try:
+                first = load_file(verify_init_adapter(self._training.init_adapter, self._training.init_sha256))
+            except (InputError, SafetensorError) as error:
+                first = escape_controls(str(error))
+        return self._group.broadcast_object(first)  # type: ignore[no-any-return]
+
+    def _failed(self, failure: str) -> ScoredAnswers:
+        self._context.report(log=f"score: {failure}", flag=f"score: {failure}")
+        return ScoredAnswers(
+            questions=self._questions, scorer=self._scoring.digest, answers=[], scores=[], failure=failure
         )
 
     def _load_base(self) -> ScoredAnswers | None:

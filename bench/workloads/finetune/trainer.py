@@ -29,6 +29,7 @@ from bench.workloads.finetune.checkpoint_manager import (
     CheckpointManager,
     Weights,
     load_checkpoint,
+    load_init_adapter,
     write_adapter,
 )
 from bench.workloads.finetune.rehearsal import (
@@ -146,8 +147,11 @@ class Trainer:
         self.context.report(log=message, communication_predicted_percent=percent)
 
     def restore(self, resume_point: ResumePoint | None) -> None:
-        """Restore rank 0's checkpoint on every rank; None starts from the beginning."""
+        """Restore rank 0's checkpoint on every rank; None starts from the beginning, or from the planned adapter."""
         best = None
+        begins_from = self.training.init_adapter if resume_point is None and self.group.rank == 0 else None
+        if begins_from is not None:
+            load_init_adapter(begins_from, self.training.init_sha256, self.weights)
         if resume_point is not None:
             best = load_checkpoint(resume_point.path, self.weights)
             self.state, self.history = resume_point.state, resume_point.history
@@ -169,6 +173,8 @@ class Trainer:
                 self.checkpoint_manager.best = self.state.best_step, best
             elif self.state.best_step == self.state.step:
                 self.checkpoint_manager.set_best(self.state.step)
+        if begins_from is not None:
+            self._checkpoint(wait=True)  # a later attempt may be on a machine without the adapter
 
     # The steps --------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ HOST_JOB = {"shared": "/runs", "turn": 1, "after": 0}
 
 def test_a_plan_does_not_depend_on_whether_a_worker_answered(settings: MakeSettings) -> None:
     trial = trial_spec.make_trial(settings(), None, workers=1, max_hours=None)
-    request = TrainRequest(trial=trial, workers=["worker-0"], hosts=[], job=HOST_JOB)
+    request = TrainRequest(trial=trial, workers=["worker-0"], hosts=[], job=HOST_JOB, adapter=None)
     unseen = plan_training(request, Facts(trial=trial))
     probe = make_probe(derived=DerivedSettings(validation_share=0.2, rows_per_step=2, warmup_share=0.067))
     seen = plan_training(request, Facts(trial=trial, probe=probe, predicted=forecast.predict(settings(), trial, probe)))
@@ -45,7 +45,7 @@ def test_one_pod_may_do_without_a_volume_and_waits_for_its_collection(
     job = job_facts(configured, "", ranks)
     assert (job["overlay"], job.get("keeps_pod", False)) == (f"job-{ranks}gpu", keeps_pod)
     trial = trial_spec.make_trial(configured, None, workers=ranks, max_hours=None)
-    request = TrainRequest(trial=trial, workers=["worker-0"], hosts=[], job=job)
+    request = TrainRequest(trial=trial, workers=["worker-0"], hosts=[], job=job, adapter=None)
     assert (NO_VOLUME in plan_training(request, Facts(trial=trial)).lines) == keeps_pod
 
 

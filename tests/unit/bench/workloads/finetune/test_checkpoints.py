@@ -17,6 +17,7 @@ from bench.data.inputs import InputError, InputRejected
 from bench.data.tokenizer import load_tokenizer
 from bench.records import schema
 from bench.records.adapter import BaseRecord
+from bench.records.atomic_files import sha256_of
 from bench.workloads.finetune import checkpoint, checkpoint_manager, resume
 from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Identity, State
 from bench.workloads.finetune.resume import record_restart
@@ -227,3 +228,62 @@ def test_a_write_that_fails_raises_os_error(tmp_path: Path):
         assert list(tmp_path.iterdir()) == []
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def begin_from(lab, folder: Path, **training):
+    """Make a trainer that begins from the adapter in `folder`."""
+    sha256 = sha256_of(folder / checkpoint.ADAPTER)
+    return lab(training={"init_adapter": str(folder), "init_sha256": sha256, **training})
+
+
+def adapter_bytes(trainer) -> bytes:
+    return b"".join(tensor.numpy().tobytes() for tensor in trainer.weights.adapter.values())
+
+
+def test_a_training_begins_from_an_adapter_at_step_0_and_resumes_to_the_same_bits(lab, tmp_path):
+    first = lab(training={"max_steps": 2}).trainer(None)
+    first.run()
+    adapter = {name: tensor.clone() for name, tensor in first.weights.adapter.items()}
+    checkpoint_manager.write_adapter(tmp_path, adapter, first.weights, Path(first.trial.model))
+    folder, checkpoints = tmp_path / "adapter", tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    whole = begin_from(lab, folder).trainer(None)
+    whole.restore(None)
+    assert adapter_bytes(whole) == adapter_bytes(first)
+    assert (whole.state.step, whole.steps) == (0, 6)
+    whole.run()
+    parts = begin_from(lab, folder)
+    killed = parts.trainer(checkpoints)
+    killed.restore(None)  # and killed before its first step
+    (folder / checkpoint.ADAPTER).unlink()  # the checkpoint of step 0 suffices
+    resumed = parts.trainer(checkpoints)
+    resume_point = resume.find_checkpoint(checkpoints, parts.identity, lambda _: None)
+    assert resume_point is not None
+    assert resume_point.state.step == 0
+    resumed.restore(resume_point)
+    resumed.run()
+    assert adapter_bytes(resumed) == adapter_bytes(whole) != adapter_bytes(first)
+
+
+def test_an_adapter_that_does_not_fit_is_refused_by_file_and_tensor(lab, tmp_path):
+    trainer = lab(training={"max_steps": 2}).trainer(None)
+    adapter = {name: tensor.clone() for name, tensor in trainer.weights.adapter.items()}
+    name = min(adapter)
+    others = {
+        rf"{name}: \(": {**adapter, name: adapter[name][:1]},
+        f"{name}: only in the training": {key: tensor for key, tensor in adapter.items() if key != name},
+        "more: only in it": {**adapter, "more": adapter[name].clone()},
+    }
+    for expected, tensors in others.items():
+        checkpoint_manager.write_adapter(tmp_path, tensors, trainer.weights, Path(trainer.trial.model))
+        path = tmp_path / "adapter" / checkpoint.ADAPTER
+        with pytest.raises(InputError, match=f"^{path}: {expected}"):
+            checkpoint_manager.load_init_adapter(str(path.parent), sha256_of(path), trainer.weights)
+    with pytest.raises(InputRejected, match=f"^{path}: not the adapter of the plan"):
+        resume.verify_init_adapter(str(path.parent), "0" * 64)
+    path.write_bytes(b"x" * 99)
+    with pytest.raises(InputError, match=f"^{path}: not safetensors"):
+        checkpoint_manager.load_init_adapter(str(path.parent), sha256_of(path), trainer.weights)
+    path.unlink()
+    with pytest.raises(InputError, match=f"^{path}: .*cannot be read"):
+        resume.verify_init_adapter(str(path.parent), "0" * 64)

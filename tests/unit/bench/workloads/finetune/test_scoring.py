@@ -1,10 +1,13 @@
 """The score within a training: before and after, resumed, stopped, and when it fails."""
 
+from pathlib import Path
+
 import pytest
 
 from bench.records import schema
+from bench.records.atomic_files import sha256_of
 from bench.records.score import TrainingScore
-from bench.workloads.finetune import resume, score, scoring
+from bench.workloads.finetune import checkpoint, checkpoint_manager, resume, score, scoring
 from bench.workloads.finetune.scoring import BASE_SCORE_FILE, StopRequested
 
 pytestmark = [
@@ -58,6 +61,27 @@ def test_answers_before_are_the_bases_at_any_step_and_are_computed_once(lab, tmp
     assert [row.before for row in again.shown] == [row.before for row in result.shown]
     assert again.before == result.before
     assert all(bool((tensor == weights[name]).all()) for name, tensor in trainer.weights.adapter.items())
+
+
+def test_a_training_from_an_adapter_is_compared_with_this_adapter(lab, tmp_path):
+    first = lab(training={**SETTINGS, "score": None}).trainer(None)
+    first.run()
+    adapter = {name: tensor * 50 for name, tensor in first.weights.adapter.items()}
+    checkpoint_manager.write_adapter(tmp_path, adapter, first.weights, Path(first.trial.model))
+    path = tmp_path / "adapter" / checkpoint.ADAPTER
+    begun = {**SETTINGS, "init_adapter": str(path.parent), "init_sha256": sha256_of(path)}
+    parts, checkpoints = lab(training=begun), tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    trainer = restored(parts, checkpoints)
+    assert trainer.run() == "finished"
+    before = trainer.scorer.score_base().answers
+    assert before != lab(training=SETTINGS).trainer(None).scorer.score_base().answers, "another than the base"
+    (checkpoints / BASE_SCORE_FILE).unlink()
+    assert trainer.scorer.score_base().answers == before
+    (checkpoints / BASE_SCORE_FILE).unlink()
+    path.unlink()
+    result = trainer.score_adapter(2)
+    assert (result.measures, str(path) in str(result.failure)) == ([], True)
 
 
 def test_a_resumed_training_scores_only_what_is_missing(lab, tmp_path, answered):
