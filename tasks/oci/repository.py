@@ -47,7 +47,7 @@ def create_repository(
         print(f"created {full_name}, {visibility}, in {compartment_name}")
     else:
         visibility = "PUBLIC: everyone can pull from it" if existing.is_public else "private"
-        print(f"{full_name} exists in {_compartment_name(api, existing, compartment, compartment_name)}, {visibility}")
+        print(f"{full_name} exists in {compartment_name}, {visibility}")
         if immutable:
             _check_immutable(api, client, existing, full_name)
     for line in _describe_pushers(api, compartment):
@@ -58,27 +58,10 @@ def create_repository(
 def _find_repository(
     api: TenancyApi, client: ArtifactsClient, compartment: str, path: str
 ) -> ContainerRepositorySummary | None:
-    """Find the repository in every compartment that the caller may read: its name is unique in a tenancy's region."""
-
-    def find(scope: str, **options: bool) -> ContainerRepositorySummary | None:
-        method = client.list_container_repositories
-        repositories = api.list_all(
-            "finding the repository", "manage repos", method, scope, display_name=path, **options
-        )
-        return next((repository for repository in repositories if repository.display_name == path), None)
-
-    try:
-        return find(api.tenancy, compartment_id_in_subtree=True)
-    except UsageError:  # the caller's policy covers some compartments only; creating it says if another has it
-        return find(compartment)
-
-
-def _compartment_name(api: TenancyApi, repository: ContainerRepositorySummary, compartment: str, name: str) -> str:
-    """Describe the compartment of a repository; `name` is that of the settings' compartment."""
-    actual = repository.compartment_id or compartment
-    if actual == compartment:
-        return name
-    return "the tenancy's root" if actual == api.tenancy else f"compartment {actual}"
+    """Find the repository in the compartment. If another one has its name, creating it says so."""
+    request = ("finding the repository", "manage repos", client.list_container_repositories)
+    repositories = api.list_all(*request, compartment, display_name=path)
+    return next((repository for repository in repositories if repository.display_name == path), None)
 
 
 def _check_immutable(

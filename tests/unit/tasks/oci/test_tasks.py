@@ -4,6 +4,7 @@ import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,13 @@ pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` ins
 import yaml
 from invoke import Context
 
+from tasks import ns
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.oci.oke_clusters import write_kubeconfig
 from tasks.oci.repository import create_repository, push_statements
 from tasks.oci.show import show_tenancy
 from tests.support.answers import print_answer
+from tests.support.dry_runs import plan_of
 from tests.support.machines.fake_tenancy import TENANCY, FakeTenancy, ocid
 
 pytestmark = pytest.mark.usefixtures("tenancy")
@@ -82,23 +85,10 @@ def test_a_repository_is_created_once_private_and_immutable_if_requested(
     assert len(tenancy.bodies) == 1
 
 
-def test_a_repository_in_another_compartment_is_named_and_not_created_again(
-    tenancy: FakeTenancy, context: Make, capsys: Capture
-) -> None:
-    elsewhere = {
-        "id": ocid("containerrepo", "e"),
-        "displayName": "mine",
-        "compartmentId": ocid("compartment", "team-3"),
-    }
-    tenancy.resources.collections["/container/repositories"].append(elsewhere)
-    create_repository(context(), "mine", immutable=False)
-    compartment = ocid("compartment", "team-3")
-    assert f"fra.ocir.io/axns/mine exists in compartment {compartment}, private" in capsys.readouterr().out
-    tenancy.fail("GET .*/container/repositories.*compartmentIdInSubtree=true", 404, "NotAuthorizedOrNotFound")
+def test_a_repository_in_another_compartment_is_not_created_again(tenancy: FakeTenancy, context: Make) -> None:
     tenancy.fail("POST .*/container/repositories", 409, "NAMESPACE_CONFLICT")
     with pytest.raises(ConfirmationRequired, match=r"creating repository mine in .*: 409 NAMESPACE_CONFLICT"):
         create_repository(context(), "mine", immutable=False)
-    assert not tenancy.bodies
 
 
 @pytest.mark.parametrize(
@@ -240,3 +230,23 @@ def test_the_cluster_and_its_endpoint_must_be_unambiguous(
     service.resources.collections["/clusters"].append(two)
     with pytest.raises(UsageError, match=message):
         write_kubeconfig(context(), *arguments, "kube")
+
+
+CHANGING = {
+    command.full_name: command for command in ns.collections["tenancy"].tasks.values() if command.effect.changes
+}
+DRY_RUNS: dict[str, dict[str, Any]] = {
+    "tenancy.show": {"write": True},
+    "tenancy.repository": {"name": "team/new"},
+    "tenancy.kubeconfig": {},
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_dry_run_prints_its_plan_as_json_and_changes_nothing(
+    name: str, service: FakeTenancy, project: Path, context: Make, capsys: Capture
+) -> None:
+    plan_of(CHANGING[name], context(text="{}"), project.parent, capsys, **DRY_RUNS[name])
+    changes = service.count_requests("^(PUT|POST|DELETE)")
+    reads = service.count_requests("^POST .*/kubeconfig/content")
+    assert (changes - reads, service.count_requests("^GET") > 0) == (0, True)

@@ -1,0 +1,95 @@
+"""`inv bench`: flags that are checked before anything starts; trials and workers of a resumed run."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invoke import Context
+
+from bench.records import Trial
+from bench.records.paths import LEDGER_FILE
+from bench.records.run import PlannedTrial
+from bench.records.status import Outcome, ReasonCode, TrialStatus
+from remote.fleet.ledger import Ledger
+from tasks.clients.workers import BenchProgram
+from tasks.commands import BenchOptions
+from tasks.errors import SomeTrialsFailed, UsageError
+from tasks.fleet import bench, runner
+from tasks.fleet.plan import plan_fleet
+from tasks.settings.layers import Settings, load
+from tests.support.reports import synthetic
+
+
+def test_the_flag_workers_limits_the_fleet(context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BenchProgram, "inspect", lambda *_: {})
+    for workers, expected in ((None, 4), (3, 3), (4, 4)):
+        answer = bench.run_bench(
+            context(text="fleet: {size: 4}"), BenchOptions(workers=workers, only="baseline", dry_run=True)
+        )
+        assert answer is not None
+        assert len(answer.data["workers"]) == expected
+
+
+def test_a_number_of_workers_that_the_fleet_does_not_have_is_refused(context: Callable[..., Context]) -> None:
+    with pytest.raises(UsageError, match=r"^bench: --workers: expected a whole number from 1 to fleet\.size, 4, found"):
+        bench.run_bench(context(text="fleet: {size: 4}"), BenchOptions(workers=5, dry_run=True))
+
+
+def test_a_line_break_in_a_trial_file_forges_no_line_of_the_plan(
+    context: Callable[..., Context], make_trial: Callable[..., Trial], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial = make_trial(reason="odd\nforged: \x1b[2J")
+    settings = load(context())
+    fleet_plan = plan_fleet(settings, synthetic.record((trial,), workers=1), settings.results_folder, [])
+    bench._show_plan(fleet_plan, 1)
+    assert "odd\\nforged: \\x1b[2J" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("changes", [{"workers": 2}, {"trial_file": "t.json"}])
+def test_a_resumed_run_has_the_workers_and_trials_of_its_plan(
+    changes: dict[str, Any], context: Callable[..., Context]
+) -> None:
+    with pytest.raises(UsageError, match=r"^bench: --resume .* --trial-file, .* --workers"):
+        bench.run_bench(context(), BenchOptions(resume="r", **changes))
+
+
+FAILURES = {TrialStatus.FAILED, TrialStatus.OUT_OF_MEMORY, TrialStatus.TIMED_OUT}
+
+
+@pytest.mark.parametrize("retries_failures", [True, False])
+@pytest.mark.parametrize("status", TrialStatus)
+def test_a_benchmark_tries_again_whatever_did_not_succeed_and_a_search_what_did_not_end_by_itself(
+    status: TrialStatus, retries_failures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, opened = Settings(root=tmp_path), list[Any]()
+    run = runner.write_plan(settings.results_folder, synthetic.record(workers=1))
+    ledger = Ledger(settings.results_folder / run.run_id / LEDGER_FILE)
+    for trial_id in ledger.entries:
+        ledger.record_end(trial_id, Outcome(status, reason="it ended"))
+    monkeypatch.setattr(runner, "run_trials", lambda _plan, ledger, **_: opened.extend(ledger.open_trials()))
+    with contextlib.suppress(SomeTrialsFailed):  # a search goes on without them
+        runner.resume(settings, run.run_id, [], plain=True, retries_failures=retries_failures)
+    is_done = status is TrialStatus.SUCCEEDED or (status in FAILURES and not retries_failures)
+    assert opened == ([] if is_done else [planned.trial_id for planned in run.planned])
+
+
+def test_a_worker_beyond_the_fleet_is_kept_while_it_runs_a_trial(
+    context: Callable[..., Context], make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load(context(text="fleet: {size: 2}"))
+    workers = [f"worker-{index}" for index in range(5)]
+    planned = [PlannedTrial(trial_id=name, trial=make_trial(), worker=name) for name in workers]
+    folder: Path = settings.results_folder / "r"
+    folder.mkdir(parents=True)
+    synthetic.record(run_id="r", suite="quick", workers=workers, planned=planned).write(folder)
+    ledger = Ledger.create(folder / LEDGER_FILE, workers)
+    for name in workers[1:]:
+        ledger.record_start(name, 1, name, "/job")
+    ledger.record_end("worker-2", Outcome(TrialStatus.SUCCEEDED), 1)
+    ledger.record_retry("worker-4", 1, Outcome.of(ReasonCode.WORKER_LOST, "its worker is gone"))
+    names: list[str] = []
+    monkeypatch.setattr(runner, "act", lambda plan, **_: names.extend(host.name for host in plan.hosts))
+    bench._resume(settings, BenchOptions(resume="r", plain=True))
+    assert names == ["worker-0", "worker-1", "worker-3"]
