@@ -40,9 +40,9 @@ def running_agent(path: Path, *keys: Path) -> Iterator[Path]:
     """Run an ssh-agent that listens at `path` and has these keys."""
     with subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL) as agent:
         try:
-            wait_for(path.exists, "the agent")
-            argv = ["ssh-add", "-q", *map(str, keys)]
-            subprocess.run(argv, env={**os.environ, "SSH_AUTH_SOCK": str(path)}, check=True, capture_output=True)
+            argv, environment = ("ssh-add", "-q", *map(str, keys)), {**os.environ, "SSH_AUTH_SOCK": str(path)}
+            add_keys = lambda: subprocess.run(argv, env=environment, capture_output=True, check=False)  # noqa: E731
+            wait_for(lambda: add_keys().returncode == 0, "the agent")  # its socket exists before it listens
             yield path
         finally:
             agent.terminate()

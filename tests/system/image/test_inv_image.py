@@ -43,10 +43,9 @@ def test_no_layer_holds_a_cache_or_our_compiled_files(built_vm: BuildVm) -> None
 def test_verify_reports_the_content_and_the_faults(built_vm: BuildVm) -> None:
     # The small lock has neither torch nor pyarrow, so the last check, a trial, fails; the test shows that it is run.
     verified = json.loads(built_vm.inv("image.verify", "--json", code=1).stdout)
-    assert (verified["kind"], verified["error"]["exit_code"], len(verified["problems"])) == ("image.verify", 1, 1)
-    done = built_vm.inv("image.verify", code=1)
-    assert "python -m bench selfcheck: torch and its libraries cannot be imported: " in done.stderr
-    assert "tinystack 1.0" in done.stdout
+    assert (verified["kind"], verified["error"]["exit_code"]) == ("image.verify", 1)
+    (problem,) = verified["problems"]
+    assert problem.startswith("python -m bench selfcheck: torch and its libraries cannot be imported: ")
     profiles = built_vm.project / "image" / "profiles.yaml"
     text = profiles.read_text()
     profiles.write_text(
@@ -54,6 +53,7 @@ def test_verify_reports_the_content_and_the_faults(built_vm: BuildVm) -> None:
     )
     done = built_vm.inv("image.verify")
     assert "its trial does not count" in done.stdout
+    assert "tinystack 1.0" in done.stdout
     assert f"{IMAGE}: intact" in done.stdout
     profiles.write_text(text)
 
@@ -107,12 +107,14 @@ def test_an_archive_in_a_folder_of_all_users_is_refused_where_another_user_prepa
     built_vm.inv("image.archive", str(share))
     # The rule of a build's share: no other user may exchange the files.
     (archived,) = share.glob("*.tar.*[!6]")
-    for owner, mode in (("root", "2775"), (OTHER_USER, "755")):
+    for owner, mode, command in (
+        ("root", "2775", ("image.archive", str(share))),
+        (OTHER_USER, "755", ("image.load", str(archived))),
+    ):
         built_vm.vm.run("sh", "-c", f"chown {owner}:{OTHER_UID} '{share}' && chmod {mode} '{share}'")
-        for command in (("image.archive", str(share)), ("image.load", str(archived))):
-            refused = built_vm.inv(*command, code=4).stderr
-            assert f"{share}: " in refused
-            assert "run on the VM: sudo ch" in refused
+        refused = built_vm.inv(*command, code=4).stderr
+        assert f"{share}: " in refused
+        assert "run on the VM: sudo ch" in refused
 
 
 @only_thorough

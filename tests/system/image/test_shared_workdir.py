@@ -46,12 +46,16 @@ def test_a_work_directory_of_another_user_is_refused_by_every_task_and_links_in_
 def test_a_share_that_a_group_may_write_to_is_refused_before_anything_is_read_or_sent(build_vm: BuildVm) -> None:
     build_vm.edit_bench("a group's share")
     jobs = build_vm.job_folders()
-    for number, (mode, owner) in enumerate((("2775", "root"), ("1777", OTHER_USER))):
-        share = build_vm.create_shared_folder(f"group-share-{number}")
+    fetch = ("model.fetch", "--model", "org/name")
+    for mode, owner, commands in (
+        ("2775", "root", (("build",), ("vm.engine",))),
+        ("1777", OTHER_USER, (("build", "--dry-run"), fetch)),
+    ):
+        share = build_vm.create_shared_folder(f"group-share-{mode}")
         build_vm.run_as_other_user("true")  # the user exists
         build_vm.vm.run("chown", f"{owner}:{OTHER_UID}", str(share))
         build_vm.vm.run("chmod", mode, str(share))
-        for command in (("build",), ("build", "--dry-run"), ("model.fetch", "--model", "org/name"), ("vm.engine",)):
+        for command in commands:
             refused = build_vm.inv_refused(*command, "--tmpdir", str(share), code=4)
             assert f"{share}: " in refused
             assert "run on the VM: sudo ch" in refused
