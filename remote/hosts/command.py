@@ -89,16 +89,13 @@ def _shorten(argument: str) -> str:
 class Command:
     """A command for a host, run in the working folder `folder` (None: the host chooses).
 
-    `secrets` are sent to the command's standard input; the rendering and every error mask them. If a command
-    `is_self_verifying`, its output contains digests that the reader checks: a host may omit its own checksums, but must
-    still detect a truncated output.
+    `secrets` are sent to the command's standard input; the rendering and every error mask them.
     """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: str | None = None
     secrets: tuple[Secret, ...] = ()
-    is_self_verifying: bool = False
 
     def __post_init__(self) -> None:
         if not self.argv or not self.argv[0]:

@@ -142,7 +142,7 @@ class Agent:
         head = b"" if payload is None else json.dumps(payload).encode()
         arguments = {**arguments, "stdin_bytes": len(head)}
         argv = (*self.host.python, *PYTHON_FLAGS, self.path(f"{HOST_AGENT}.__main__"), verb, json.dumps(arguments))
-        command = Command(argv=argv, is_self_verifying=True)
+        command = Command(argv=argv)
 
         def run() -> Completed:
             return self.host.run(

@@ -10,9 +10,6 @@ with it. Standard output carries only frames; standard error belongs to kubectl 
           o standard output · e standard error · k empty keepalive, sent during silence ·
           x the end: exit code, reason, CRC-32 of all of o, CRC-32 of all of e, CRC-32 of these
 
-The kernel splices the output of a command that verifies itself (`remote.agent.jobs`: each line has a CRC-32, each file
-a digest) from pipe to pipe, with a CRC of 0, so that no byte is checked twice.
-
 The caller keeps the input open until it has the end frame. If the input closes earlier, the caller is gone and the
 command is killed, which kubectl never does. A caller behind a dead network closes nothing, so the command's timeouts
 are enforced here, too.
@@ -36,7 +33,6 @@ GRACE_SEC = 2.0  # between TERM and KILL
 DRAIN_SEC = 5.0  # for the rest of the input after the command's end
 SIGTERM, SIGKILL, SIGPIPE = 15, 9, 13
 F_SETPIPE_SZ = 1031  # in fcntl from Python 3.10
-FIONREAD = 0x541B  # bytes available in a pipe
 INPUT, OUTPUT = 0, 1
 
 
@@ -53,13 +49,10 @@ def read_exactly(size: int) -> bytes:
 class Relay:
     """Relay between the caller and one command, until the command has ended or is killed."""
 
-    def __init__(
-        self, deadline_sec: float, idle_sec: float | None, heartbeat_sec: float, is_self_verifying: bool
-    ) -> None:
+    def __init__(self, deadline_sec: float, idle_sec: float | None, heartbeat_sec: float) -> None:
         self.started_at = self.last_output_at = self.last_sent_at = time.monotonic()
         self.beat_sec = heartbeat_sec
-        self.can_splice = is_self_verifying and hasattr(os, "splice")  # from Python 3.10
-        self.checksums = {b"e": 0} if is_self_verifying else {b"o": 0, b"e": 0}
+        self.checksums = {b"o": 0, b"e": 0}
         self.deadline, self.idle_sec = self.started_at + deadline_sec, idle_sec
         self.pid = 0
         self.status: int | None = None
@@ -68,8 +61,6 @@ class Relay:
         self.sources: dict[int, bytes] = {}  # the command's output pipes and their channels
         self.child_input: int | None = None
         self.received, self.input_queue, self.output_queue = bytearray(), bytearray(), bytearray()
-        # A frame being spliced: its header, its pipe and the bytes left. `output_queue` waits for it.
-        self.splice_header, self.splice_source, self.splice_bytes = b"", -1, 0
         self.has_input_ended = self.is_caller_gone = False
 
     def spawn(self, argv: list[bytes], folder: bytes, takes_input: bool) -> None:
@@ -113,11 +104,11 @@ class Relay:
         if not self.is_caller_gone:
             has_room = len(self.input_queue) < MAX_BUFFERED_BYTES
             poll.register(INPUT, select.POLLIN if has_room else 0)  # POLLHUP is always reported
-        if self.output_queue or self.splice_bytes:
+        if self.output_queue:
             poll.register(OUTPUT, select.POLLOUT)
         if self.child_input is not None and self.input_queue:
             poll.register(self.child_input, select.POLLOUT)
-        if len(self.output_queue) < MAX_BUFFERED_BYTES and not self.splice_bytes:
+        if len(self.output_queue) < MAX_BUFFERED_BYTES:
             for source in self.sources:
                 poll.register(source, select.POLLIN)
         for fd, events in poll.poll(1000 * self.wait_sec()):
@@ -144,7 +135,7 @@ class Relay:
 
     def enforce_limits(self) -> None:
         now = time.monotonic()
-        if self.splice_bytes or len(self.output_queue) >= MAX_BUFFERED_BYTES:
+        if len(self.output_queue) >= MAX_BUFFERED_BYTES:
             self.last_output_at = now  # the caller does not read; the command is not silent
         if now >= self.last_sent_at + self.beat_sec:
             self.send_frame(b"k", b"")
@@ -203,8 +194,6 @@ class Relay:
             self.input_queue.clear()
 
     def read_output(self, source: int) -> None:
-        if self.can_splice and self.sources[source] == b"o" and self.start_splice(source):
-            return
         piece = os.read(source, CHUNK_BYTES)
         if not piece:
             os.close(source)
@@ -215,23 +204,13 @@ class Relay:
             self.last_output_at = time.monotonic()
         self.send_frame(channel, piece)
 
-    def start_splice(self, source: int) -> bool:
-        """Start a frame with all bytes available in `source`, without reading them; False if that is impossible."""
-        size = int.from_bytes(fcntl.ioctl(source, FIONREAD, bytes(4)), "little")
-        if not size or self.output_queue or self.splice_bytes or self.is_caller_gone:
-            return False
-        self.last_output_at = self.last_sent_at = time.monotonic()
-        self.splice_header, self.splice_source, self.splice_bytes = b"o" + size.to_bytes(4, "big"), source, size
-        self.write_output(select.POLLOUT)
-        return True
-
     def send_frame(self, channel: bytes, content: bytes) -> None:
         if channel in self.checksums:
             self.checksums[channel] = zlib.crc32(content, self.checksums[channel])
         self.last_sent_at = time.monotonic()
         if not self.is_caller_gone:
             head, written = channel + len(content).to_bytes(4, "big"), 0
-            if not self.output_queue and not self.splice_bytes:
+            if not self.output_queue:
                 try:
                     written = os.writev(OUTPUT, (head, content))
                 except OSError:  # full or closed: `write_output` distinguishes
@@ -244,10 +223,6 @@ class Relay:
         try:
             if events & (select.POLLERR | select.POLLHUP):
                 raise BrokenPipeError
-            while self.splice_header:
-                self.splice_header = self.splice_header[os.write(OUTPUT, self.splice_header) :]
-            while self.splice_bytes:
-                self.continue_splice()
             while self.output_queue:
                 with memoryview(self.output_queue) as waiting:
                     written = os.write(OUTPUT, waiting)
@@ -257,25 +232,12 @@ class Relay:
         except OSError:
             self.is_caller_gone = True
             self.output_queue.clear()
-            self.splice_header, self.splice_bytes = b"", 0
-
-    def continue_splice(self) -> None:
-        try:
-            self.splice_bytes -= os.splice(self.splice_source, OUTPUT, self.splice_bytes, flags=2)  # SPLICE_F_NONBLOCK
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            if error.errno != 22:  # EINVAL: the kernel cannot splice to this standard output
-                raise
-            self.can_splice = False
-            self.output_queue[:0] = os.read(self.splice_source, self.splice_bytes)
-            self.splice_bytes = 0
 
     def finish(self) -> None:
         """Send the end frame and read the rest of the input; unread input would keep kubectl from ending."""
         status = self.status or 0
         code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        end = b"%d %s %08x %08x" % (code, self.end_reason.encode(), self.checksums.get(b"o", 0), self.checksums[b"e"])
+        end = b"%d %s %08x %08x" % (code, self.end_reason.encode(), self.checksums[b"o"], self.checksums[b"e"])
         self.send_frame(b"x", b"%s %08x" % (end, zlib.crc32(end)))
         self.child_input = None
         self.input_queue.clear()
@@ -309,14 +271,14 @@ def save_copy(path: str, content: bytes) -> None:
 def main(path: str, content: bytes | None) -> None:
     """Run the request on standard input. `content` is this program if `path` has no copy yet."""
     request = read_exactly(int.from_bytes(read_exactly(4), "big")).split(b"\0")
-    nonce, deadline, idle, beat, folder, takes_input, is_self_verifying, count = request[:8]
-    for pair in request[8 : 8 + int(count)]:
+    nonce, deadline, idle, beat, folder, takes_input, count = request[:7]
+    for pair in request[7 : 7 + int(count)]:
         name, _, value = pair.partition(b"=")
         os.environb[name] = value
     os.set_blocking(OUTPUT, False)
-    relay = Relay(float(deadline), float(idle) if idle else None, float(beat), bool(is_self_verifying))
+    relay = Relay(float(deadline), float(idle) if idle else None, float(beat))
     relay.output_queue += nonce + b"\n"
-    relay.spawn(request[8 + int(count) :], folder, bool(takes_input))
+    relay.spawn(request[7 + int(count) :], folder, bool(takes_input))
     relay.run()
     relay.finish()
     if content is not None:

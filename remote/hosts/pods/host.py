@@ -92,7 +92,6 @@ def encode_request(
         repr(silence_sec / _HEARTBEATS_PER_SILENCE),
         command.folder or "",
         "1" if takes_input else "",
-        "1" if command.is_self_verifying else "",
         str(len(command.environment)),
         *(f"{name}={value}" for name, value in command.environment.items()),
         *command.argv,
@@ -104,23 +103,15 @@ def encode_request(
 class Reply:
     """Decoder of the reply to one command. `on_stdout` receives its standard output, else `stdout` stores it.
 
-    `name` is the host's, for messages. Output that `is_self_verifying` has no checksum here.
+    `name` is the host's, for messages.
     """
 
-    def __init__(
-        self,
-        name: str,
-        nonce: str,
-        on_stdout: Callable[[bytes], None] | None = None,
-        *,
-        is_self_verifying: bool = False,
-    ) -> None:
+    def __init__(self, name: str, nonce: str, on_stdout: Callable[[bytes], None] | None = None) -> None:
         self._name, self._greeting = name, f"{nonce}\n".encode()
         self._on_stdout = on_stdout
         self._partial = bytearray()  # received part of the greeting, then of a frame's header
         self._channel, self._frame_left, self._end_content = b"", 0, bytearray()
         self.has_begun = False  # the greeting has arrived
-        self._checked_channels = (b"e",) if is_self_verifying else (b"o", b"e")
         self._checksums = {b"o": 0, b"e": 0}
         self._stdout, self._stderr = BoundedOutput(name), BoundedOutput(name)
         self.ending: Ending | None = None
@@ -176,8 +167,7 @@ class Reply:
             if not self._frame_left:
                 self.ending = self._parse_end(bytes(self._end_content))
             return
-        if channel in self._checked_channels:
-            self._checksums[channel] = zlib.crc32(content, self._checksums[channel])
+        self._checksums[channel] = zlib.crc32(content, self._checksums[channel])
         if channel == b"e":
             self._stderr.append(content)
         elif self._on_stdout is None:
@@ -267,7 +257,7 @@ class PodHost:
         """
         nonce, deadline = secrets.token_hex(16), time.monotonic() + timeout_sec
         pod = self._find_pod()
-        reply = Reply(self.name, nonce, on_stdout, is_self_verifying=command.is_self_verifying)
+        reply = Reply(self.name, nonce, on_stdout)
         encoded_request = encode_request(
             command,
             nonce,

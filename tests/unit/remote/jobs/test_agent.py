@@ -59,15 +59,6 @@ def test_a_watch_whose_last_lines_are_lost_ends_with_an_earlier_state() -> None:
         assert Job(Agent(host), "/w/job").watch(lambda _: None).state is state
 
 
-def test_no_byte_of_an_answer_needs_the_transports_checksum() -> None:
-    host = AnsweringHost(answer=ENDED)
-    job = Job(Agent(host), "/w/job", slot="/w/slot")
-    job.start(JobSpec(command=Command(argv=("true",)), deadline_sec=1.0))
-    job.watch(lambda _: None)
-    job.cancel()
-    assert [command.is_self_verifying for command in host.commands] == [True, True, True]
-
-
 @pytest.mark.parametrize(
     "document",
     [
