@@ -107,11 +107,7 @@ def _logged_trial(result: TrialResult, label: str, run: RunRecord) -> LoggedRun:
     start_time = _parse_time(result.started_at or run.created_at)
     results: dict[str, float | None] = {"wall_time_sec": result.wall_time_sec}
     if (metrics := result.metrics) is not None:
-        results |= {
-            "step_time_sec": metrics.step_time_sec.median,
-            **{name: getattr(metrics, name) for name in ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")},
-            **{name: getattr(metrics, name) for name in ("load_time_sec", "peak_vram_bytes", "peak_rss_bytes")},
-        }
+        results |= vars(metrics) | {"step_time_sec": metrics.step_time_sec.median}
     results |= {_metric_name(measurement): measurement.value for measurement in result.measurements}
     return LoggedRun(
         run_id=run.run_id,
@@ -121,22 +117,9 @@ def _logged_trial(result: TrialResult, label: str, run: RunRecord) -> LoggedRun:
         status=result.status.value,
         start_time=start_time,
         settings=_flatten_settings(result.trial),
-        points=tuple(_trial_points(result, start_time)),
+        points=tuple(_points({"warmup": result.warmup, "train": result.steps}, (), start_time)),
         results=_only_finite(results),
     )
-
-
-def _trial_points(result: TrialResult, start_time: float) -> Iterator[Point]:
-    step, time = 0, start_time
-    for phase, measured in (("warmup", result.warmup), ("train", result.steps)):
-        for row in _rows(measured):
-            step, time = step + 1, _clamp_time(time + row["step_time_sec"])
-            yield Point(
-                step=step,
-                time=time,
-                phase=phase,
-                values=_only_finite({**row, **_tokens_per_sec(row, row["useful_tokens"])}),
-            )
 
 
 def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -> LoggedRun:
@@ -149,13 +132,10 @@ def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -
         record = training_report.record
         trial = trial.with_derived(record.derived)
         steps_measured, held_out, status = record.steps, record.evaluations, record.status
-        results = {
-            "steps_done": record.steps_done,
-            "seconds": record.seconds,
-            "worker_hours": training_report.worker_hours,
+        results = {"worker_hours": training_report.worker_hours, "usd": training_report.usd}
+        results |= {
+            name: getattr(record, name) for name in ("steps_done", "seconds", "peak_vram_bytes", "peak_rss_bytes")
         }
-        results |= {"usd": training_report.usd}
-        results |= {name: getattr(record, name) for name in ("peak_vram_bytes", "peak_rss_bytes")}
         if (last := training_facts.adapter_evaluation(record)) is not None:
             results |= {f"held_out_{name}": getattr(last, name) for name in ("loss", "low", "high", "change")}
         if record.score is not None and record.score.measures:
@@ -175,38 +155,38 @@ def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -
         status=status,
         start_time=start_time,
         settings=_flatten_settings(trial),
-        points=tuple(_training_points(steps_measured, held_out, start_time)),
+        points=tuple(_points({"train": steps_measured}, held_out, start_time)),
         results=_only_finite(results),
     )
 
 
-def _training_points(measured: TrainedSteps, held_out: Iterable[Evaluation], start_time: float) -> Iterator[Point]:
-    """Yield steps and held-out losses in order; a held-out loss follows the step with its number."""
+def _points(
+    phases: Mapping[str, Steps | TrainedSteps], held_out: Iterable[Evaluation], start_time: float
+) -> Iterator[Point]:
+    """Yield steps and held-out losses in order; a held-out loss follows the step with its number.
+
+    Steps without a number are counted over all phases.
+    """
     evaluations_after: dict[int, list[Evaluation]] = {}
     for evaluation in held_out:
         evaluations_after.setdefault(evaluation.step, []).append(evaluation)
-    time = start_time
-    rows: list[dict[str, Any]] = [{"step": 0}, *_rows(measured)]
-    for row in rows:
-        step = row.pop("step")
-        if row:
-            time = _clamp_time(time + row["step_time_sec"])
-            yield Point(
-                step=step, time=time, phase="train", values=_only_finite({**row, **_tokens_per_sec(row, row["tokens"])})
-            )
+
+    def evaluations(step: int, time: float) -> Iterator[Point]:
         for evaluation in evaluations_after.get(step, ()):
             values = {name: getattr(evaluation, name) for name in _EVALUATION_VALUES}
             yield Point(step=step, time=time, phase="held_out", values=_only_finite(values))
 
-
-def _rows(columns: Steps | TrainedSteps) -> Iterator[dict[str, Any]]:
-    """Yield a row for each step, up to the end of the shortest column."""
-    for row in zip(*vars(columns).values(), strict=False):
-        yield dict(zip(vars(columns), row, strict=True))
-
-
-def _tokens_per_sec(row: Mapping[str, Any], tokens: float) -> dict[str, float]:
-    return {"useful_tokens_per_sec": tokens / row["step_time_sec"]} if row["step_time_sec"] > 0 else {}
+    step, time = 0, start_time
+    yield from evaluations(step, time)
+    for phase, measured in phases.items():
+        for values in zip(*vars(measured).values(), strict=False):  # up to the end of the shortest column
+            row = dict(zip(vars(measured), values, strict=True))
+            step, seconds = row.pop("step", step + 1), row["step_time_sec"]
+            time = _clamp_time(time + seconds)
+            if seconds > 0:
+                row["useful_tokens_per_sec"] = row.get("useful_tokens", row["tokens"]) / seconds
+            yield Point(step=step, time=time, phase=phase, values=_only_finite(row))
+            yield from evaluations(step, time)
 
 
 def _flatten_settings(trial: Trial) -> dict[str, Setting]:
