@@ -89,20 +89,21 @@ def test_every_amount_has_its_price_source_and_day_and_without_a_price_there_is_
     )
 
 
-@pytest.mark.parametrize("amount", [0.0, -1.0, float("inf"), float("nan")])
-def test_an_impossible_price_is_refused(amount):
-    with pytest.raises(ValueError, match="price_usd_per_gpu_hour: expected an amount above 0"):
-        Pricing(usd_per_gpu_hour=amount, source="list").price()
-    with pytest.raises(ValueError, match="hosted_usd_per_10000_samples: expected an amount above 0"):
-        Pricing(hosted_usd_per_10000_samples=amount, hosted_source="list").hosted()
-
-
-@pytest.mark.parametrize("source", [None, "", "  "])
-def test_a_price_without_a_source_is_refused(source):
-    with pytest.raises(ValueError, match="price_source"):
-        Pricing(usd_per_gpu_hour=2.0, source=source).price()
-    with pytest.raises(ValueError, match="hosted_source"):
-        Pricing(hosted_usd_per_10000_samples=10.0, hosted_source=source).hosted()
+@pytest.mark.parametrize(
+    ("amount", "source", "setting"),
+    [
+        *(
+            (amount, "list", "usd_per_{}: expected an amount above 0")
+            for amount in (0.0, -1.0, float("inf"), float("nan"))
+        ),
+        *((2.0, source, "source") for source in (None, "", "  ")),
+    ],
+)
+def test_an_impossible_price_and_one_without_a_source_are_refused(amount, source, setting):
+    with pytest.raises(ValueError, match=f"price_{setting.format('gpu_hour')}"):
+        Pricing(usd_per_gpu_hour=amount, source=source).price()
+    with pytest.raises(ValueError, match=f"hosted_{setting.format('10000_samples')}"):
+        Pricing(hosted_usd_per_10000_samples=amount, hosted_source=source).hosted()
 
 
 def test_start_up_is_the_time_before_the_first_measured_step():

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from reports.summary import prices
 from reports.summary.prices import PriceError, Pricing, read_table, select_prices
 from tests.support.cases import load_cases
 
@@ -39,18 +38,14 @@ def test_the_projects_table_is_valid_and_has_the_a10():
     assert first.boot_volume.usd_per_hour == pytest.approx(50 * 0.0425 / 730)
 
 
-def test_the_preemptible_price_of_a_shape_is_second(tmp_path):
-    selected = select_prices(Pricing(table=table(tmp_path)), ["NVIDIA X"], today=TODAY)
+def test_a_price_in_the_settings_comes_before_the_tables_and_the_preemptible_one_last(tmp_path):
+    pricing = Pricing(usd_per_gpu_hour=1.5, source="our contract", table=table(tmp_path))
+    selected = select_prices(pricing, ["NVIDIA X"], today=TODAY)
     assert [(price.name, price.usd_per_gpu_hour, price.gpus_per_node) for price in selected] == [
+        ("set", 1.5, 1),
         ("on-demand", 4.0, 2),
         ("preemptible", 2.0, 2),
     ]
-
-
-def test_a_price_in_the_settings_comes_before_the_tables():
-    selected = select_prices(Pricing(usd_per_gpu_hour=1.5, source="our contract"), A10, today=TODAY)
-    assert [price.name for price in selected][:2] == ["set", "on-demand"]
-    assert selected[0].usd_per_gpu_hour == 1.5
 
 
 @pytest.mark.parametrize("devices", [("CPU",), ("NVIDIA T4",), ("NVIDIA A10", "NVIDIA H200"), ()])
@@ -101,18 +96,6 @@ def test_a_file_that_is_not_a_table_is_refused_in_one_line(tmp_path, case):
     assert case["expected"] in str(refused.value)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_every_line_of_the_projects_table_has_a_source_and_a_day():
-    project_table = read_table(prices.TABLE, today=TODAY)
-    prices_of_shapes = (
-        price
-        for shape in project_table.shapes.values()
-        for price in (shape.on_demand, shape.boot_volume, *shape.alternatives)
-    )
-    for dated_price in (*prices_of_shapes, *project_table.others.values()):
-        assert dated_price.source.strip()
-        assert dated_price.day <= TODAY
 
 
 def test_storage_and_traffic_are_listed_with_their_prices():
