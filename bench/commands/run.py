@@ -86,7 +86,6 @@ def run(request: Request) -> int:
         outcome = stopped.outcome
     try:
         record.write(outcome)
-        fingerprint.add_imported(request.out, record.imported)
     except OSError as error:
         print(f"{request.out / RESULT_FILE}: the result cannot be written: {error.strerror}", file=sys.stderr)
         return ExitCode.NOT_WRITTEN

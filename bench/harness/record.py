@@ -165,7 +165,6 @@ class Record:
         self.peak_vram_bytes: int | None = None
         self.peak_rss_bytes: int | None = None  # set by distributed trials: the ranks' peak; else this process's peak
         self.fingerprint: dict[str, Any] = {}
-        self.imported: list[str] | None = None  # the packages that rank 0 imported; None: this process computes
         self.log = Log(clock.elapsed)
         self._progress = ProgressFile(request.out, self.log)
 
@@ -200,7 +199,6 @@ class Record:
             self.phase = line["activity"]
             self.publish_progress()
         self.fingerprint.update(line.get("fingerprint", {}))
-        self.imported = line.get("imported", self.imported)
         self.load_time_sec = line.get("load_time_sec", self.load_time_sec)
         if "flag" in line:
             self.flags.append(line["flag"])

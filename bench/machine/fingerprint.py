@@ -10,11 +10,9 @@ import os
 import platform
 import re
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bench.data.inputs import DataFacts, ModelFacts
 from bench.machine import nvml
@@ -37,9 +35,7 @@ VARIABLES = (
     *("NVIDIA_TF32_OVERRIDE", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "PYTORCH_ALLOC_CONF"),
     *("PYTORCH_CUDA_ALLOC_CONF", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
 )
-_REQUIRED_NAME = re.compile(r"[A-Za-z0-9._-]+(?!.*;.*\bextra\b)")  # without requirements of an extra
-_FIELD = re.compile(r"^(Name|Version|Requires-Dist): *(.*\S)", re.MULTILINE)
-_TOP_LEVEL = re.compile(r"^([^/,\n]+?)(?:/[^,\n]*)?\.py,", re.MULTILINE)  # modules and packages of a RECORD file
+_FIELD = re.compile(r"^(Name|Version): *(.*\S)", re.MULTILINE)
 
 
 def host_facts() -> dict[str, Any]:
@@ -95,48 +91,9 @@ def write(folder: Path, fingerprint: dict[str, Any]) -> Path:
     It takes 0.2 s, before anything is measured, so that a trial that dies has one too.
     """
     path = folder / ENVIRONMENT_FILE
-    _write(path, {"kind": "environment", "schema_version": SCHEMA_VERSION, **fingerprint, **environment_facts()})
-    return path
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
+    document = {"kind": "environment", "schema_version": SCHEMA_VERSION, **fingerprint, **environment_facts()}
     write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
-
-
-def add_imported(folder: Path, imported: Sequence[str] | None = None) -> None:
-    """Add the imported packages of this process, or of the rank that reported them, to environment.json.
-
-    It is called when the trial ends. A trial that ended before it had the file gets none. Raises OSError.
-    """
-    path = folder / ENVIRONMENT_FILE
-    if not path.exists():
-        return
-    document = json.loads(path.read_text(encoding="utf-8"))
-    _write(path, {**document, "imported": sorted(imported_packages() if imported is None else imported)})
-
-
-def imported_packages() -> list[str]:
-    """Return the names of the packages that this process imported, and of those they require, such as torch's CUDA.
-
-    A package that is only installed changes nothing.
-    """
-    modules = {name.partition(".")[0] for name in sys.modules} - {PACKAGE_FOLDER.name}  # our version is another fact
-    installed: dict[str, _InstalledPackage] = {}
-    for package in _installed_packages():
-        installed.setdefault(_normalized(package.name), package)  # the first on the path is imported
-    names = set[str]()
-    pending = [package for package in installed.values() if modules & package.modules()]
-    while pending:
-        package = pending.pop()
-        if package.name not in names:
-            names.add(package.name)
-            required = (_normalized(match[0]) for text in package.requires if (match := _REQUIRED_NAME.match(text)))
-            pending += [installed[name] for name in required if name in installed]
-    return sorted(names)
-
-
-def _normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return path
 
 
 def code_digest() -> str:
@@ -153,34 +110,23 @@ def environment_facts() -> dict[str, Any]:
         **{name: os.environ.get(variable) or None for name, variable in DIGEST_VARIABLES.items()},
         "code_sha256": code_digest(),
         "gpus": [{"name": gpu.name, **gpu.settings()} for gpu in nvml.all_gpus()],
-        "packages": dict(sorted({package.name: package.version for package in _installed_packages()}.items())),
+        "packages": _installed_packages(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 
 
-class _InstalledPackage(NamedTuple):
-    """Fields of a package's metadata: `metadata` parses its description too, a fifth of a small trial's start time."""
+def _installed_packages() -> dict[str, str]:
+    """Return the packages' versions by name. One with damaged metadata has none.
 
-    name: str
-    version: str
-    requires: list[str]
-    distribution: metadata.Distribution
-
-    def modules(self) -> set[str]:
-        """Return the names of its top-level modules, as `metadata.packages_distributions` does."""
-        listed = self.distribution.read_text("top_level.txt")
-        return set(listed.split() if listed else _TOP_LEVEL.findall(self.distribution.read_text("RECORD") or ""))
-
-
-def _installed_packages() -> Iterator[_InstalledPackage]:
-    """Yield the packages, in the order of the path. One with damaged metadata has no name."""
+    `metadata.metadata` parses the description too, which takes a fifth of a small trial's start time.
+    """
+    versions: dict[str, str] = {}
     for package in metadata.distributions():
         text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
-        fields: dict[str, list[str]] = {"Name": [], "Version": [], "Requires-Dist": []}
-        for name, value in _FIELD.findall(text.partition("\n\n")[0]):
-            fields[name].append(value)
-        if fields["Name"] and fields["Version"]:
-            yield _InstalledPackage(fields["Name"][0], fields["Version"][0], fields["Requires-Dist"], package)
+        fields = dict(_FIELD.findall(text.partition("\n\n")[0]))
+        if {"Name", "Version"} <= fields.keys():
+            versions.setdefault(fields["Name"], fields["Version"])  # the first on the path is imported
+    return dict(sorted(versions.items()))
 
 
 def code_version() -> tuple[str | None, bool | None]:

@@ -8,7 +8,7 @@ data, cpu, gpu_settings, variables, workers. The code's version is not one of th
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,10 @@ UNKNOWN = "unknown"
 _MAX_ENVIRONMENT_BYTES = 4_000_000  # a usual file lists every package and GPU in some 30 kB
 # These select the GPUs that a process sees, so they differ between trials.
 _PER_TRIAL_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+_COMPUTING = re.compile(
+    r"(accelerate|bitsandbytes|cuda|liger|numpy|nvidia|peft|pytorch|safetensors|tokenizers|torch|transformers|triton)",
+    re.IGNORECASE,
+)
 _SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
 _GPU_SETTINGS = ("max_sm_clock_mhz", "max_memory_clock_mhz", "power_limit_watts", "ecc")
 
@@ -59,13 +63,12 @@ class Conditions:
     gpus_by_worker: Mapping[str, frozenset[str]]
     is_complete: bool
 
-    def values(self, packages: Collection[str] | None) -> dict[str, tuple[str, ...]]:
-        """Return the distinct values by name (see NAMES); a lock is over these packages, None: over all.
+    def values(self) -> dict[str, tuple[str, ...]]:
+        """Return the distinct values by name (see NAMES).
 
         A fact that no trial reports is "unknown", which never equals a reported value.
         """
         values = {name: _distinct(map(read, self.documents)) for name, read in _READERS.items()}
-        values |= {"lock": _distinct(_lock(document, packages) for document in self.documents)}
         values |= {"profile": (self.profile,), "workers": (self.workers,)}
         return {name: values[name] for name in NAMES}
 
@@ -96,14 +99,8 @@ def read_conditions(run: Run) -> Conditions:
 
 
 def find_differences(runs: Sequence[Conditions]) -> tuple[ConditionDifference, ...]:
-    """Return every condition on which the runs, or the trials of one run, disagree.
-
-    Packages that no trial of these runs imported do not count, unless a trial does not say what it imported.
-    """
-    imported = [document.get("imported") for run in runs for document in run.documents]
-    is_known = bool(imported) and all(isinstance(names, list) for names in imported)
-    packages = {str(name) for names in imported for name in names or ()} if is_known else None
-    values = [(run.run_id, run.values(packages)) for run in runs]
+    """Return every condition on which the runs, or the trials of one run, disagree."""
+    values = [(run.run_id, run.values()) for run in runs]
     return tuple(
         ConditionDifference(name=name, values=tuple((run_id, known[name]) for run_id, known in values))
         for name in NAMES
@@ -151,17 +148,17 @@ def _gpu(document: Mapping[str, Any]) -> str:
     return f"{name}, {format_size(size)}" if isinstance(size, (int, float)) and size else name
 
 
-def _lock(document: Mapping[str, Any], names: Collection[str] | None = None) -> str:
+def _lock(document: Mapping[str, Any]) -> str:
     """Return the image's lock digest, else a short digest of package versions, else the versions in the result.
 
-    `names` are the packages that count, None: all.
+    Of the packages those count that change a trial's numbers (_COMPUTING).
     """
     python, torch = _join_values(document, "python"), _join_values(document, "torch")
     if document.get("lock_digest"):
         return f"{document['lock_digest']}"
     packages = document.get("packages")
     if isinstance(packages, Mapping):
-        packages = {name: version for name, version in packages.items() if names is None or name in names}
+        packages = {name: version for name, version in packages.items() if _COMPUTING.match(str(name))}
         short = hashlib.sha256(json.dumps(packages, sort_keys=True).encode()).hexdigest()[:12]
         return f"python {python}, torch {torch}, {len(packages)} packages {short}"
     return f"python {python}, torch {torch}, transformers {_join_values(document, 'transformers')}"

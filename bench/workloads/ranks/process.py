@@ -209,8 +209,7 @@ class RankProcess:
 
     def report_step(self, step: Any, *, gradient_bytes: int, log: str) -> None:
         """Report the built step's facts and flags, and a line of the log."""
-        imported = {"imported": fingerprint.imported_packages()} if self.rank == 0 else {}
-        self.report(fingerprint={**step.facts(), "gradient_bytes": gradient_bytes}, **imported, log=log)
+        self.report(fingerprint={**step.facts(), "gradient_bytes": gradient_bytes}, log=log)
         for flag in step.flags:
             self.report(flag=flag)
 
