@@ -82,14 +82,6 @@ class Answers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MarkedText:
-    """Text in pieces, some of which are marked."""
-
-    title: str
-    pieces: tuple[tuple[str, bool], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Picture:
     """A drawn figure: its files' bytes, inline SVG for wide and for narrow screens, its caption and its alt text.
 
@@ -108,7 +100,7 @@ class Picture:
     is_folded: bool = False
 
 
-Part = Table | Text | Answers | MarkedText | Picture
+Part = Table | Text | Answers | Picture
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -198,10 +198,9 @@ check_data = Command(
     effect=Effect.SHOWS,
     is_daily=True,
     examples=(
-        "inv data.check chats.jsonl --out data.html  # as a page",
+        "inv data.check chats.jsonl --epochs=3  # with the forecast of three epochs",
         "inv data.check --json  # lengths, findings and what is dropped",
     ),
-    out=text("also write an HTML page to this file", value="FILE"),
     settings={
         **INPUTS,
         **RECIPE,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from reports import formatting
-from reports.document import Answers, Document, MarkedText, Part, Picture, Section, Table, Text
+from reports.document import Answers, Document, Part, Picture, Section, Table, Text
 
 _md = formatting.markdown
 
@@ -40,8 +40,6 @@ def _part(part: Part) -> Iterator[str]:
         case Answers():
             answers = [(head, text or "", note) for head, text, note in part.items]
             yield from (f"> {_md(part.prompt)}", _rows(("", "", ""), answers))
-        case MarkedText():
-            yield _md(f"{part.title}: {''.join(text for text, _ in part.pieces)}")
 
 
 def _table(table: Table) -> Iterator[str]:

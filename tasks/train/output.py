@@ -1,11 +1,10 @@
 """Output of `inv data.check` and `inv train`: the data report, the forecast and the plan.
 
-The data report has numbers, lengths, findings and examples, for a terminal or as an HTML page. Control characters of
-the data are escaped, so that a data file cannot move the cursor. Brackets mark what is trained on, because colours are
-absent from a pipe and not seen by every reader.
+The data report has numbers, lengths, findings and examples. Control characters of the data are escaped, so that a data
+file cannot move the cursor. Brackets mark what is trained on, because colours are absent from a pipe and not seen by
+every reader.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -18,7 +17,6 @@ from bench.records.training import ConversationPreview, DataReport, Training
 from bench.records.units import format_gib
 from reports import formatting
 from reports.formatting import count
-from reports.output import data_check
 from reports.summary.cost import Amount
 from tasks.cli.terminal import plain_table, ruled_table
 from tasks.errors import escape_controls
@@ -46,38 +44,6 @@ def show_report(out: Console, probe: ProbeResult, trial: Trial, predicted: Train
         out.print(Text(f"Text in {' '.join(TARGET_MARKS)} is trained on."))
     for number, example in enumerate(report.shown, start=1):
         out.print(_example(number, example))
-
-
-def html_page(probe: ProbeResult, trial: Trial, predicted: TrainingForecast) -> str:
-    """Return the data report and the forecast as a self-contained HTML page."""
-    return data_check.render(
-        _escaped(probe.data),
-        numbers=data_lines(probe.data, training_of(trial)),
-        forecast=list(map(escape_controls, summary_lines(probe, trial, predicted))),
-        max_example_chars=MAX_EXAMPLE_CHARS,
-    )
-
-
-def _escaped(report: DataReport) -> DataReport:
-    """Return the report with the control characters of all its texts escaped."""
-    return dataclasses.replace(
-        report,
-        files=[dataclasses.replace(file, path=escape_controls(file.path)) for file in report.files],
-        findings=[
-            dataclasses.replace(
-                finding, what=escape_controls(finding.what), places=list(map(escape_controls, finding.places))
-            )
-            for finding in report.findings
-        ],
-        shown=[
-            dataclasses.replace(
-                example,
-                place=escape_controls(example.place),
-                parts=[dataclasses.replace(part, text=escape_control_chars(part.text)) for part in example.parts],
-            )
-            for example in report.shown
-        ],
-    )
 
 
 def training_of(trial: Trial) -> Training:
@@ -247,12 +213,21 @@ def _lengths(report: DataReport) -> Table:
     table.add_column("up to", justify="right")
     table.add_column("examples", justify="right")
     table.add_column("")
-    for each in data_check.length_bins(report):
-        bar = Text("█" * math.ceil(BAR_WIDTH * each.percent / 100), style="cyan")
-        table.add_row(f"{each.edge:,}", f"{each.examples:,}", bar)
+    bins = length_bins(report)
+    largest = max((examples for _, examples in bins), default=0)
+    for edge, examples in bins:
+        bar = Text("█" * math.ceil(BAR_WIDTH * examples / largest), style="cyan")
+        table.add_row(f"{edge:,}", f"{examples:,}", bar)
     table.caption = f"median {report.median_length:g}, longest {report.longest:,}"
     table.caption_justify = "left"
     return table
+
+
+def length_bins(report: DataReport) -> list[tuple[int, int]]:
+    """Return upper ends and examples of the histogram's bins, from its first to its last with an example."""
+    filled = [index for index, examples in enumerate(report.lengths) if examples]
+    shown = slice(min(filled, default=0), max(filled, default=-1) + 1)
+    return list(zip(report.length_edges[shown], report.lengths[shown], strict=True))
 
 
 def _findings(report: DataReport) -> Table:
@@ -268,10 +243,30 @@ def _example(number: int, example: ConversationPreview) -> Text:
     sizes = f"{example.tokens:,} tokens, {example.targets:,} trained on"
     title = f"\nExample {number}: {escape_controls(example.place)}, {sizes}\n"
     text = Text().append(title, "bold")
-    for piece, is_target in data_check.parts_within(example, MAX_EXAMPLE_CHARS):
+    for piece, is_target in parts_within(example, MAX_EXAMPLE_CHARS):
         start, end = TARGET_MARKS if is_target else ("", "")
         text.append(f"{start}{escape_control_chars(piece)}{end}", style=TARGET_STYLE if is_target else OTHER_STYLE)
     return text
+
+
+def parts_within(example: ConversationPreview, max_chars: int) -> list[tuple[str, bool]]:
+    """Return about `max_chars` characters of the example as pairs of text and whether the model trains on it.
+
+    Of a longer example, long texts that are not trained on, such as tools, keep their beginning and end; " ..." stands
+    for what is left out.
+    """
+    is_long = sum(len(part.text) for part in example.parts) > max_chars
+    parts, remaining = [], max_chars
+    for part in example.parts:
+        text = part.text
+        if is_long and not part.is_target and len(text) > max_chars // 2:
+            text = f"{text[: max_chars // 4]} ... {text[-(max_chars // 4) :]}"
+        parts.append((text[:remaining], part.is_target))
+        remaining -= len(text)
+        if remaining <= 0:
+            parts.append((" ...", False))
+            break
+    return parts
 
 
 def escape_control_chars(text: str) -> str:

@@ -7,7 +7,6 @@ plan, which `--dry-run` prints with hours, dollars and memory, and which is subm
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from invoke.context import Context
@@ -19,12 +18,12 @@ from remote.jobs.job import Agent, slot_path
 from tasks.cli.command_result import CommandResult
 from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
-from tasks.cli.terminal import console, print_path
+from tasks.cli.terminal import console
 from tasks.clients.target_cluster import resolve_target
 from tasks.clients.workers import bench_program, fleet_hosts, pod_hosts
 from tasks.cluster.commands import DeployOptions
 from tasks.commands import TrainOptions
-from tasks.errors import UsageError, escape_controls, file_errors
+from tasks.errors import UsageError, escape_controls
 from tasks.fleet import runner, trial_spec
 from tasks.fleet.notify import check_command
 from tasks.fleet.plan import new_record
@@ -42,25 +41,19 @@ from tasks.train.submit import NO_VOLUME, job_facts, submit
 NO_WORKER = "no worker answers to check the data: hours and dollars are unknown; `inv deploy` creates workers"
 
 
-def check_data(context: Context, out: str | None) -> CommandResult:
-    """Show the data report and the forecast; `out` is the path of an HTML page to write."""
+def check_data(context: Context) -> CommandResult:
+    """Show the data report and the forecast."""
     settings = load(context)
     hosts = fleet_hosts(settings)
     trial = trial_spec.make_trial(settings, None, workers=trial_spec.worker_count(settings, None), max_hours=None)
     probe = forecast.probe_workers(settings, hosts, trial)
     trial = trial.with_derived(probe.forecast.derived)
     predicted = forecast.predict(settings, trial, probe)
-    if out is not None:
-        with file_errors(f"data.check: --out: {out}", "name another file"):
-            Path(out).write_text(output.html_page(probe, trial, predicted), encoding="utf-8")
-
-    def show() -> None:
-        output.show_report(console(), probe, trial, predicted)
-        if out is not None:
-            print_path(Path(out))
-
     warnings = [asdict(warning) for warning in find_warnings(probe.data, trial, predicted.steps)]
-    return CommandResult(data={**schema.to_json(probe.data), "warnings": warnings}, show=show)
+    return CommandResult(
+        data={**schema.to_json(probe.data), "warnings": warnings},
+        show=lambda: output.show_report(console(), probe, trial, predicted),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

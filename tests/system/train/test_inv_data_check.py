@@ -19,13 +19,11 @@ def test_the_data_is_read_shown_and_cached(project: Project) -> None:
     train = {"data": [str(project.folder / "a.jsonl")], "max_seq_len": 64, "validation_fraction": 0.1}
     more.write_text(json.dumps({"train": train}))
     project.options = ("-f", str(more))
-    page = project.folder / "page.html"
-    done = project.inv("data.check", "--out", str(page))
+    done = project.inv("data.check")
     assert done.stderr == ""
     assert "Alpaca" in done.stdout
     assert "0!" in done.stdout
     assert "tokenized in" in done.stdout
-    assert page.read_text().startswith("<!doctype html>")
 
     report = json.loads(project.inv("data.check", "--json").stdout)
     assert report["was_cached"] is True

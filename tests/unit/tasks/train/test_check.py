@@ -19,7 +19,6 @@ from bench.records.training import (
     FileFacts,
     LostToLength,
 )
-from reports.output import data_check
 from reports.summary.cost import Amount, Price
 from tasks.errors import RetryableError, UsageError
 from tasks.fleet import trial_spec
@@ -119,27 +118,14 @@ def test_the_report_has_no_control_characters_and_marks_the_targets_without_colo
         assert part in text
 
 
-def test_the_page_has_the_same_text_marks_the_targets_and_folds_its_tables(settings: MakeSettings) -> None:
-    page = output.html_page(make_probe(), trial_of(settings()), PREDICTED)
-    assert page.startswith("<!doctype html>")
-    assert "width=device-width" in page
-    assert "6 examples to train on" in page
-    assert "<mark>yes&lt;/s&gt;</mark>" in page
-    assert "Q\\x1b[2J\\x07?" in page
-    assert not re.search(r"<th(?! scope=)[ >]", page)
-    assert page.count('<table class="cards') == 3
-    assert re.findall(r"<h([1-6])", page) == ["1", "2", "2", "2", "3", "2", "2"]
-    assert "[/INST]" in page
-
-
 def test_a_long_example_is_cut_within_its_part() -> None:
     context, target = DataPart(text="abc", is_target=False), DataPart(text="defg", is_target=True)
     example = dataclasses.replace(REPORT.shown[0], parts=[context, target])
-    assert data_check.parts_within(example, 6) == [("abc", False), ("def", True), (" ...", False)]
-    assert data_check.parts_within(example, 99) == [("abc", False), ("defg", True)]
+    assert output.parts_within(example, 6) == [("abc", False), ("def", True), (" ...", False)]
+    assert output.parts_within(example, 99) == [("abc", False), ("defg", True)]
     tools = DataPart(text="a" * 30 + "b" * 30, is_target=False)
     example = dataclasses.replace(example, parts=[tools, target])
-    assert data_check.parts_within(example, 40) == [("a" * 10 + " ... " + "b" * 10, False), ("defg", True)]
+    assert output.parts_within(example, 40) == [("a" * 10 + " ... " + "b" * 10, False), ("defg", True)]
 
 
 def test_the_answer_of_another_version_of_bench_is_an_error() -> None:
@@ -260,5 +246,4 @@ def test_a_limit_that_ends_before_the_first_step_is_refused_before_it_costs(
 )
 def test_the_histogram_has_no_empty_bins_at_its_ends(lengths: list[int], shown: list[tuple[int, int]]) -> None:
     edges = [64 * (index + 1) for index in range(len(lengths))]
-    bins = data_check.length_bins(dataclasses.replace(REPORT, lengths=lengths, length_edges=edges))
-    assert [(each.edge, each.examples) for each in bins] == shown
+    assert output.length_bins(dataclasses.replace(REPORT, lengths=lengths, length_edges=edges)) == shown
