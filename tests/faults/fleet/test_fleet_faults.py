@@ -77,30 +77,28 @@ def test_a_worker_with_a_full_disk_is_lost_once_and_named_as_the_reason(local: L
 # --- trials that go wrong ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "end", "attempts", "token"),
-    [
-        ("fine", "SUCCEEDED", 1, None),
-        ("crash", "FAILED", 1, "exit 1: RuntimeError: "),
-        ("exit-2", "FAILED", 1, "no/model: "),
-        ("oom-result", "OUT_OF_MEMORY", 1, "CUDA out of memory in phase measure"),
-        ("wrong-result", "FAILED", 1, "('another-trial')"),
-        ("killed", "LOST", 2, "killed by SIGKILL"),
-        ("killed-once", "SUCCEEDED", 2, None),
-        ("preempted-once", "SUCCEEDED", 2, None),
-        ("torn-result", "LOST", 2, "result.json: "),
-        ("says-done-leaves-nothing", "LOST", 2, "exit 0"),
-    ],
-)
-def test_only_transient_failures_are_retried(
-    local: LocalFleet, name: str, end: str, attempts: int, token: str | None
-) -> None:
-    local.plan(name, workers=1)
+ENDS: dict[str, tuple[str, int, str | None]] = {
+    "fine": ("SUCCEEDED", 1, None),
+    "crash": ("FAILED", 1, "exit 1: RuntimeError: "),
+    "exit-2": ("FAILED", 1, "no/model: "),
+    "oom-result": ("OUT_OF_MEMORY", 1, "CUDA out of memory in phase measure"),
+    "wrong-result": ("FAILED", 1, "('another-trial')"),
+    "killed": ("LOST", 2, "killed by SIGKILL"),
+    "killed-once": ("SUCCEEDED", 2, None),
+    "preempted-once": ("SUCCEEDED", 2, None),
+    "torn-result": ("LOST", 2, "result.json: "),
+    "says-done-leaves-nothing": ("LOST", 2, "exit 0"),
+}
+
+
+def test_only_transient_failures_are_retried(local: LocalFleet) -> None:
+    local.plan(*ENDS, workers=1)
     local.fleet(local.hosts(1)).run()
-    assert local.statuses() == {name: end}
-    assert len(local.bench_log_lines("started")) == attempts
-    reason = local.reasons()[name]
-    assert reason is None if token is None else token in (reason or "")
+    statuses, reasons = local.statuses(), local.reasons()
+    for name, (end, attempts, token) in ENDS.items():
+        assert statuses[name] == end
+        assert len(local.bench_log_lines("started", name)) == attempts, name
+        assert reasons[name] is None if token is None else token in (reasons[name] or "")
 
 
 def test_a_trial_of_a_faulty_gpu_is_retried_on_another_one(local: LocalFleet) -> None:

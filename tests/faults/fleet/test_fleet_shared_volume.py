@@ -201,8 +201,7 @@ def test_an_ended_attempt_is_not_started_again_on_a_replaced_worker_by_a_new_ope
     assert not Path(job.folder).exists()
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
-@pytest.mark.parametrize("trial_id", ["oom-once", "faulty-once"])
+@pytest.mark.parametrize(("trial_id", "is_shared"), [("oom-once", True), ("faulty-once", False)])
 def test_a_reopened_trial_is_run_again_and_its_old_result_does_not_count(
     local: Volume, trial_id: str, is_shared: bool
 ) -> None:

@@ -3,7 +3,7 @@ credentials, rights, images, GPUs, a full volume, another operator's trial in a 
 
 Real kubectl. With any faults, every trial has exactly one end, every SUCCEEDED has a verified file, and
 no trial starts again after it has succeeded. More seeds by hand: CHAOS_SEEDS=100-139 pytest
-tests/faults/pods/test_pods_chaos.py. test_chaos_scenarios.py injects the same faults into commands.
+tests/faults/pods/test_pods_chaos.py. test_chaos_scenarios.py always injects the same faults into commands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from tests.chaos.fault_injector import FaultInjector
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.pods import EVICTION_SCALE, LIMITS, PodFleet, running_pod_fleet, with_short_silence
-from tests.support.thorough import chaos_seeds
+from tests.support.thorough import chaos_seeds, only_thorough
 
 PODS = 3
 
@@ -68,7 +68,7 @@ def test_a_full_volume_ends_trials_with_the_reason_and_a_resume_with_space_runs_
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("seed", "rounds"),
-    [(21, 1), *chaos_seeds(rounds=4)],
+    [pytest.param(21, 1, marks=only_thorough), *chaos_seeds(rounds=4)],
 )
 def test_random_faults_of_pods_leave_every_trial_with_one_correct_end(pods: PodFleet, seed: int, rounds: int) -> None:
     kinds = ("steps", "fine", "killed-once", "oom-result")
