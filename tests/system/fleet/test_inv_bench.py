@@ -149,22 +149,6 @@ def test_collect_heals_what_was_damaged_here_and_is_idempotent(project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "token"),
-    [
-        (("bench", "--only", "optimised"), "optimized"),
-        (("bench", "--full", "--suite", "all"), "--full and --suite exclude each other"),
-        (("bench", "--suite", "hardwear"), "expected one of hardware, loading, quick, full"),
-        (("bench", "--resume"), "there is no run yet"),
-        (("bench", "--resume=../elsewhere"), "not a path"),
-        (("collect", "--run", "20200101-000000-quick"), "'20200101-000000-quick'"),
-        (("cancel",), "there is no run yet"),
-    ],
-)
-def test_bad_usage_is_refused_in_one_line(project, argv: tuple[str, ...], token: str) -> None:
-    assert token in project.inv_error(*argv)
-
-
-@pytest.mark.parametrize(
     ("name", "value", "token"),
     [
         ("INVOKE_MODEL_PATH", "none", "inv model.demo"),
