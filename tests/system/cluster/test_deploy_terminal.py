@@ -36,7 +36,7 @@ def terminal(operator: Operator, request: pytest.FixtureRequest) -> Callable[...
     return start
 
 
-def test_the_password_prompt_does_not_echo_and_the_pods_are_shown_live(
+def test_a_deployment_is_made_followed_and_ended_with_prompts(
     operator: Operator, terminal: Callable[..., Terminal]
 ) -> None:
     process = terminal("deploy")
@@ -44,22 +44,23 @@ def test_the_password_prompt_does_not_echo_and_the_pods_are_shown_live(
     process.wait_for(f"auth token of {operator.registry_user} at {registry}:")
     process.type(f"{operator.password}\n")
     assert process.wait() == 0
-    assert operator.password not in process.output
-    assert "restarts" in process.output, "the table's head"
+    assert operator.password not in process.output, "no echo"
+    assert "restarts" in process.output, "the head of a live table"
     assert "2 of 2 pods are up" in process.output
 
-
-def test_a_teardown_prompts_and_accepts_no(deployed: Operator, terminal: Callable[..., Terminal]) -> None:
-    process = terminal("teardown")
-    process.wait_for("[y/N]")
-    process.type("n\n")
-    assert process.wait() == 4
-    assert len(deployed.objects("pods")) == 2
-    process = terminal("teardown")
-    process.wait_for("[y/N]")
-    process.type("y\n")
+    process = terminal("logs", "--follow")
+    process.wait_for("bench-1 (")
+    process.interrupt()
     assert process.wait() == 0
-    assert deployed.objects("jobs.batch") == []
+    assert "interrupted" not in process.output
+
+    for answer, code, pods in (("n", 4, 2), ("y", 0, 0)):
+        process = terminal("teardown")
+        process.wait_for("[y/N]")
+        process.type(f"{answer}\n")
+        assert process.wait() == code
+        operator.cluster.wait_until(lambda number=pods: len(operator.objects("pods")) == number, f"{pods} pods")
+    assert operator.objects("jobs.batch") == []
 
 
 def test_ctrl_c_while_waiting_keeps_the_pods_and_prints_how_to_continue(
@@ -76,12 +77,3 @@ def test_ctrl_c_while_waiting_keeps_the_pods_and_prints_how_to_continue(
     assert "Traceback" not in process.output
     operator.cluster.faults.repair_pulls(operator.image)
     assert "2 of 2 pods are up" in operator.inv("deploy")
-
-
-def test_ctrl_c_ends_followed_logs_without_an_error(deployed: Operator, terminal: Callable[..., Terminal]) -> None:
-    process = terminal("logs", "--follow")
-    process.wait_for("bench-1 (")
-    process.interrupt()
-    assert process.wait() == 0
-    assert "interrupted" not in process.output
-    assert len(deployed.objects("pods")) == 2
