@@ -25,8 +25,8 @@ Limits; tests on this cluster cannot show anything about them:
 - Controllers: Indexed Jobs, scheduler, taint eviction, claims that name their volume, namespaces. None for Deployments,
   StatefulSets, JobSets, CRDs, quotas, preemption, garbage collection beyond owners, disruption budgets, evictions by
   the API.
-- Validation and admission: none; the golden tests validate the manifests. Apply and patches replace whole lists.
-  `kubectl get` prints no columns of a kind, `kubectl explain` finds nothing.
+- Validation and admission: none but the immutable fields of a Job; the golden tests validate the manifests. Apply and
+  patches replace whole lists. `kubectl get` prints no columns of a kind, `kubectl explain` finds nothing.
 - A lost node, a silent server and a silent node are states of this process; no network is cut.
 """
 

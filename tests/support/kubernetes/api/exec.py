@@ -2,7 +2,7 @@
 
 Frames are binary; the first byte is the channel. As recorded: the server starts with an empty frame on channel 1; the
 stream ends with a Status on channel 3 and Close 1000; failures of the infrastructure after the upgrade are a Status on
-channel 3, too. containerd closes standard input as soon
+channel 3, too. There is no Status for a process that exits with unread input. containerd closes standard input as soon
 as a process has closed its output; here nsenter holds both open, and the fault `stdin-cut` closes it.
 """
 
@@ -57,6 +57,7 @@ class Session:
         self._sending = asyncio.Lock()
         self._over = asyncio.Event()
         self._how = ""
+        self._is_unread = False
 
     async def run(self) -> web.WebSocketResponse:
         await self._ws.prepare(self._request)
@@ -132,7 +133,9 @@ class Session:
             if not self._how:
                 await done
                 code = process.returncode or 0
-                if self._fault and self._fault.how != "stdin-cut":
+                if self._is_unread:
+                    await self._over.wait()  # containerd holds input that the process left unread
+                elif self._fault and self._fault.how != "stdin-cut":
                     self._end(self._fault.how)
                 else:
                     await self._finish(exit_status(code if code >= 0 else 128 - code))
@@ -173,10 +176,15 @@ class Session:
         if self._stdin_left is not None:
             data = data[: self._stdin_left]
             self._stdin_left -= len(data)
-        if not process.stdin.is_closing():  # the rest after a cut is ignored
-            with contextlib.suppress(ConnectionError):
+        if process.stdin.is_closing():
+            # The rest after a cut is ignored; input for an exited process stays unread.
+            self._is_unread |= process.returncode is not None and self._stdin_left is None
+        else:
+            try:
                 process.stdin.write(data)
                 await process.stdin.drain()
+            except ConnectionError:
+                self._is_unread = True
         if self._stdin_left == 0:
             self._strike_stdin(process)
 

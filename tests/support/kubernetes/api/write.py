@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.kubernetes.admission.defaults import fill
-from tests.support.kubernetes.api.answers import Json, deep_copy, not_found
+from tests.support.kubernetes.api.answers import Json, Refusal, deep_copy, not_found
 from tests.support.kubernetes.store.apply import Managers, apply, owners_after_update
 from tests.support.kubernetes.store.resources import Target
 from tests.support.kubernetes.store.store import Store
@@ -73,6 +73,10 @@ class Writer:
             if name in live["metadata"]:
                 made["metadata"][name] = live["metadata"][name]
         fill(at.resource.key, made)
+        for field in ("template", "completions") if at.resource.key == "jobs.batch" else ():
+            if live["spec"][field] != made["spec"][field]:
+                text = f'Job.batch "{at.name}" is invalid: spec.{field}: Invalid value: field is immutable'
+                raise Refusal(422, "Invalid", text)
         made["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"]
         if dry:
             return made
