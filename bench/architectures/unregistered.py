@@ -55,11 +55,9 @@ def describe(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     for name, shape in shapes.items():
         if (match := _BLOCK_WEIGHT.fullmatch(name)) and len(shape) > 1:
             groups[match["blocks"]][int(match["index"])][match["path"]] = shape
-    if not groups:
-        return {**config, FOUND_LAYERS: []}
-    by_index = max(groups.values(), key=len)
+    by_index = max(groups.values(), key=len, default=groups[""])
     kinds = {frozenset(weights.items()) for weights in by_index.values()}
-    weights = frozenset.union(*kinds)
+    weights = frozenset[tuple[str, tuple[int, ...]]]().union(*kinds)
     matrices = {path for path, shape in weights if len(shape) == 2 and not re.search(r"\.\d+\.", f".{path}.")}
     layers = sorted(matrices)
     if len(kinds) > 1 or len(matrices) < len(weights):
@@ -114,8 +112,11 @@ def _read_geometry(config: Config) -> Geometry:
         if values:
             known[key] = values[0][0] if isinstance(values[0], list) and values[0] else values[0]
     known["sliding_window"] = known.get("sliding_window") or None
-    if isinstance(known.get("hidden_size"), int):
-        known.setdefault("intermediate_size", 4 * known["hidden_size"])
+    hidden, heads = known.get("hidden_size"), known.get("num_attention_heads")
+    if isinstance(hidden, int):
+        known.setdefault("intermediate_size", 4 * hidden)
+        if isinstance(heads, int) and 0 < heads < hidden:
+            known.setdefault("head_dim", hidden // heads)
     return read_geometry(known)
 
 
