@@ -1,4 +1,4 @@
-"""Rows, losses, merged models and memory of every model type that transformers registers: the table of docs/training.md.
+"""Rows, losses, merged models and memory of every type that transformers registers: the table of docs/training.md.
 
     python -m tests.benchmarks.every_type            # rows, losses and merged models of tiny models; three minutes
     python -m tests.benchmarks.every_type --peaks    # peaks at published sizes with few layers, predicted and measured
