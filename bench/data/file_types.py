@@ -1,5 +1,5 @@
-"""Types of data files, by content and then by suffix: Parquet, JSONL, a JSON array, CSV, gzip and zstd of the last
-three, and a folder saved by `datasets`.
+"""Types of data files, by content and then by suffix: Parquet, JSONL, a JSON array, CSV, and gzip and zstd of
+the last three.
 
 Each gives the rows of a file one after another. At most `MAX_ROW_BYTES` of a row are held in memory, and a compressed
 file may not grow without bound (`bench.data.row_limits`).
@@ -39,6 +39,7 @@ UNREAD = {  # at the beginning of a file, or of its unpacked text
     PARQUET: "Parquet",
 }
 ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # a file, or a stream as datasets saves it
+OF_DATASETS = "name a file, a pattern like FOLDER/*.parquet, or write a data set with its to_parquet"
 PACKED_SUFFIXES = (".gz", ".zst")
 OTHER_SEPARATORS = ";\t|"
 JSON_COLUMNS = ("messages", "conversations")  # CSV has only text, so these are parsed
@@ -85,8 +86,7 @@ class DataRows:
         number = 0
         try:
             if self.path.is_dir():
-                yield from self._folder_rows()
-                return
+                raise InputError(f"{self.path}: is a folder", remedy=OF_DATASETS)
             with open_regular(self.path) as file:
                 unpacked = UnpackedBytes(self.path, os.fstat(file.fileno()).st_size)
                 stream = _buffered(file, self._add_stored)
@@ -110,18 +110,6 @@ class DataRows:
         if self._has_header:  # renamed with the header
             return document
         return dict(zip(self.names.rename(location, list(document)), document.values(), strict=True))
-
-    def _folder_rows(self) -> Iterator[tuple[int, Row]]:
-        """Yield the rows of a folder saved by `datasets`. Its sha256 is that of its files' names and digests."""
-        self.unit, self._has_header, number = "row", True, 0
-        for path in _tables().folder_files(self.path):
-            with open_regular(path) as file:
-                size, digest = os.fstat(file.fileno()).st_size, _sha256(file)
-            self.bytes += size
-            unpacked, before = UnpackedBytes(path, size), number
-            for number, row in _tables().stream_rows(self.path, path, self.names, unpacked, before):
-                yield number, row
-            self._digest.update(f"{path.name}\0{digest}\n".encode())
 
     def _parquet_rows(
         self, stream: io.BufferedReader, file: BinaryIO, unpacked: UnpackedBytes
@@ -149,9 +137,7 @@ class DataRows:
                     f"{self.path}: {shown} is not read here", remedy="unpack it, or compress it with gzip or zstd"
                 )
         if first_bytes.startswith(ARROW):
-            raise InputError(
-                f"{self.path}: Arrow is not read from a single file", remedy="name the folder that datasets saved"
-            )
+            raise InputError(f"{self.path}: Arrow is not read", remedy=OF_DATASETS)
         if first_bytes.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise InputError(f"{self.path}: expected UTF-8 text, found UTF-16", remedy="save the file as UTF-8")
         if first_bytes.lstrip().startswith(b"["):  # no line of JSONL and no header of CSV begins so
@@ -190,9 +176,6 @@ def _unpacked(stream: io.BufferedReader, packed: str) -> Any:
 def sha256_of(path: Path) -> str:
     """Hash a data file as `DataRows` does, without its rows. Raises InputError."""
     try:
-        if path.is_dir():
-            parts = _tables().folder_files(path)
-            return hashlib.sha256(b"".join(f"{part.name}\0{sha256_of(part)}\n".encode() for part in parts)).hexdigest()
         with open_regular(path) as file:
             return _sha256(file)
     except OSError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-from pyarrow import ipc, parquet
+from pyarrow import parquet
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": f"{n} + {n}?\n\"really\", é", "completion": f"{2 * n},\r\nyes", "id": str(n)} for n in range(300)
@@ -55,27 +55,6 @@ def as_zstd(content: bytes) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def as_stream(rows: list[Any], **options: Any) -> bytes:
-    table, content = pyarrow.Table.from_pylist(rows), io.BytesIO()
-    with ipc.new_stream(content, table.schema, options=ipc.IpcWriteOptions(**options)) as writer:
-        writer.write_table(table, max_chunksize=10)
-    return content.getvalue()
-
-
-def ipc_of(**columns: Any) -> bytes:
-    content, table = io.BytesIO(), pyarrow.table(columns)
-    with ipc.new_stream(content, table.schema) as writer:
-        writer.write_table(table)
-    return content.getvalue()
-
-
-def as_folder(*streams: bytes, **state: Any) -> dict[str, bytes]:
-    """The files that `datasets` saves, by name."""
-    files = {f"data-{number:05}-of-{len(streams):05}.arrow": stream for number, stream in enumerate(streams)}
-    listed = {"_data_files": [{"filename": name} for name in files], "_split": None} | state
-    return {"state.json": json.dumps(listed).encode(), "dataset_info.json": b"{}", **files}
-
-
 SKIPPED_FRAME = b"\x50\x2a\x4d\x18\4\0\0\0meta"
 WRITERS: dict[str, Callable[[list[Any]], bytes | dict[str, bytes]]] = {
     "d.json": as_array,
@@ -91,7 +70,6 @@ WRITERS: dict[str, Callable[[list[Any]], bytes | dict[str, bytes]]] = {
     "two.zst": lambda rows: SKIPPED_FRAME + as_zstd(as_jsonl(rows[:1])) + as_zstd(as_jsonl(rows[1:])),
     "d.json.zst": lambda rows: as_zstd(as_array(rows)),
     "d.csv.zst": lambda rows: as_zstd(as_csv(rows)),
-    "saved": lambda rows: as_folder(as_stream(rows[:1]), as_stream(rows[1:])),
 }
 
 

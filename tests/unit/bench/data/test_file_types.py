@@ -16,7 +16,6 @@ from bench.data.inputs import InputError
 from bench.records.training import DataOptions
 from tests.support.data_files import CHATS, HEADER, ROWS, WRITERS, as_array, as_csv, as_jsonl, as_parquet, write
 
-SAVED = Path(__file__).parent / "saved_by_datasets"
 ALPACA = [{"instruction": "add", "input": "", "output": "x"}, {"instruction": "add", "input": "1, 1", "output": "2"}]
 
 
@@ -52,15 +51,6 @@ def test_bad_rows_of_a_table_or_an_array_are_skipped_like_lines(tmp_path: Path) 
         data = readers.read(path, "skip")
         assert data.bad_lines.count == 1
         assert data.bad_lines.places()[0].startswith(f"{path}: {location}: ")
-
-
-def test_a_data_set_saved_by_datasets_is_read() -> None:
-    """The files of `DatasetDict.save_to_disk`, datasets 5.2.0."""
-    data = readers.read(SAVED / "train")
-    assert [chat.turns[1] for chat in data] == [("assistant", str(2 * number)) for number in range(5)]
-    assert (data.kind, data.lines) == ("messages", 5)
-    with pytest.raises(InputError, match=f"{SAVED}: .*train, test.*; name one: {SAVED}/train"):
-        readers.read(SAVED)
 
 
 def test_a_pattern_is_read_as_one_file(tmp_path: Path) -> None:
@@ -120,7 +110,7 @@ def test_a_byte_order_mark_is_skipped_in_every_type(name: str, tmp_path: Path) -
     assert [chat.digest for chat in data] == [chat.digest for chat in expected]
 
 
-@pytest.mark.parametrize("name", ["d.jsonl", "d.csv", "d.parquet", "saved"])
+@pytest.mark.parametrize("name", ["d.jsonl", "d.csv", "d.parquet"])
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
@@ -160,7 +150,7 @@ def test_columns_may_change_places(tmp_path: Path) -> None:
     assert chat.turns == (("user", "b"), ("assistant", "a"))
 
 
-@pytest.mark.parametrize("name", ["d.jsonl", "d.json", "d.csv", "d.jsonl.gz", "d.jsonl.zst", "d.parquet", "saved"])
+@pytest.mark.parametrize("name", ["d.jsonl", "d.json", "d.csv", "d.jsonl.gz", "d.jsonl.zst", "d.parquet"])
 def test_reading_holds_a_small_part_of_the_data(name: str, tmp_path: Path) -> None:
     rows = [{"prompt": f"{number} {'x' * 40_000}", "completion": "y" * 40_000} for number in range(100)]
     path = write(tmp_path / name, {**WRITERS, "d.jsonl": as_jsonl}[name](rows))

@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import struct
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,18 +17,14 @@ from tests.support.data_files import (
     ROWS,
     as_array,
     as_csv,
-    as_folder,
     as_jsonl,
     as_parquet,
     as_parquet_of,
-    as_stream,
     as_zstd,
-    ipc_of,
     write,
 )
 
 LINES = as_jsonl(ROWS)
-PROMPT_BYTES = len(ROWS[0]["prompt"].encode())
 BROKEN = {
     "cut gzip": ("d.jsonl", gzip.compress(LINES)[:-20], "after line [0-9]+: "),
     "cut header of gzip": ("d.jsonl", gzip.compress(LINES)[:5], "after line 0: "),
@@ -121,50 +116,9 @@ BROKEN = {
     ),
     "a label of no in Parquet": ("d.parquet", as_parquet([{**ROWS[0], "label": 0.0}]), "row 1: label: "),
     "a date in Parquet": ("d.parquet", as_parquet([{**ROWS[0], "prompt": datetime.now(UTC)}]), "row 1: prompt: "),
-    "a file of a saved folder": ("d.arrow", as_stream(ROWS), "name the folder"),
-    "a folder": ("saved", {"a.txt": b""}, "is a folder without state.json"),
-    "several splits": (
-        "saved",
-        {"dataset_dict.json": b'{"splits": ["train", "test"]}'},
-        "train, test; name one: .*train",
-    ),
-    "splits of another kind": ("saved", {"dataset_dict.json": b"[]"}, "has several splits"),
-    "no JSON in a state": ("saved", {"state.json": b"{"}, "state.json: not JSON"),
-    "a list as state": ("saved", {"state.json": b"[]"}, "state.json: expected"),
-    "no files in a folder": ("saved", as_folder(), "state.json: expected"),
-    "indices in a folder": (
-        "saved",
-        as_folder(as_stream(ROWS), _indices_data_files=[{"filename": "indices.arrow"}]),
-        "state.json: expected",
-    ),
-    "a path out of a folder": (
-        "saved",
-        as_folder(_data_files=[{"filename": "../d.arrow"}]),
-        r"_data_files: .*'\.\./d\.arrow'",
-    ),
-    "a number as a file": ("saved", as_folder(_data_files=[{"filename": 1}]), "_data_files: "),
-    "a file that is missing": ("saved", as_folder(_data_files=[{"filename": "d.arrow"}]), "cannot be read"),
-    "a cut stream": ("saved", as_folder(as_stream(ROWS)[:-99]), "after row [0-9]+: not an Arrow stream"),
-    "a cut schema": ("saved", as_folder(as_stream(ROWS)[:99]), "after row 0: not an Arrow stream"),
-    "no stream": ("saved", as_folder(b"ARROW1" * 99), "after row 0: not an Arrow stream"),
-    "an endless message": ("saved", as_folder(b"\xff\xff\xff\xff\xff\xff\xff\x7f"), "after row 0: not an Arrow"),
-    "a compressed stream": ("saved", as_folder(as_stream(ROWS, compression="zstd")), "after row 0: .*uncompressed"),
-    "other columns in a folder": ("saved", as_folder(as_stream([{"body": "x"}])), "columns: .*found keys body"),
-    "numbers in a folder": (
-        "saved",
-        as_folder(as_stream(ROWS), as_stream([{"prompt": 1, "completion": 2}])),
-        "row 301: prompt: .*a whole number",
-    ),
-    "offsets beyond a stream": (
-        "saved",
-        as_folder(as_stream([ROWS[0]]).replace(struct.pack("<ii", 0, PROMPT_BYTES), struct.pack("<ii", 0, 1 << 30))),
-        "after row 0: not an Arrow stream",
-    ),
-    "offsets that go back in a stream": (
-        "saved",
-        as_folder(as_stream([ROWS[0]]).replace(struct.pack("<ii", 0, PROMPT_BYTES), struct.pack("<ii", 9, 3))),
-        "after row 0: not an Arrow stream",
-    ),
+    "a file of Arrow": ("d.arrow", b"ARROW1\0\0", "Arrow is not read; .*to_parquet"),
+    "a stream of Arrow": ("d.arrow", b"\xff\xff\xff\xff\0\0", "Arrow is not read"),
+    "a folder": ("saved", {"state.json": b"{}"}, "is a folder; .*to_parquet"),
     "not UTF-8 in an array": ("d.json", b'[{"prompt": "\xff"}]', "row 1: not UTF-8"),
 }
 
@@ -223,20 +177,11 @@ def test_a_small_parquet_file_of_much_is_refused(tmp_path: Path, monkeypatch: py
 def test_a_small_file_of_many_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_limits, "ALWAYS_UNPACKED_BYTES", 1 << 20)
     rows = [{"prompt": "a", "completion": "b"}] * 5000
-    nothing = ipc_of(prompt=pyarrow.nulls(1 << 20), completion=pyarrow.nulls(1 << 20))
-    many = {"d.parquet": as_parquet(rows), "d.jsonl.gz": gzip.compress(as_jsonl(rows)), "saved": as_folder(nothing)}
+    many = {"d.parquet": as_parquet(rows), "d.jsonl.gz": gzip.compress(as_jsonl(rows))}
     for name, content in many.items():
         with pytest.raises(InputError, match="unpacks to more than 1 MiB"):
             readers.read(write(tmp_path / name, content), "skip")
     assert readers.read(write(tmp_path / "d.jsonl", as_jsonl(rows))).lines == 5000
-
-
-def test_a_link_in_a_saved_folder_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "saved", as_folder(as_stream(ROWS)))
-    (path / "data-00000-of-00001.arrow").rename(tmp_path / "elsewhere")
-    (path / "data-00000-of-00001.arrow").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match="_data_files: "):
-        readers.read(path)
 
 
 def varint(value: int, size: int = 0) -> bytes:
