@@ -1,7 +1,6 @@
-"""The recipes on one GPU, in one process or each in its own: step times, useful tokens, peak memory, ratios, and the
-power drawn.
+"""The recipes on one GPU in one process: step times, useful tokens, peak memory, ratios, and the power drawn.
 
-    python -m tests.benchmarks.fast_step --model DIR [--cases dense,packed,...] [--separate] [--json FILE]
+    python -m tests.benchmarks.fast_step --model DIR [--cases dense,packed,...] [--json FILE]
 
 DIR is a model folder; speed depends only on shapes, so one made by `python -m tests.model_shapes DIR` will do. Every
 case is loaded, warmed up for 5 steps and measured for 12 or more; the reference of a group is measured before and after
@@ -19,13 +18,11 @@ import argparse
 import dataclasses
 import gc
 import json
-import multiprocessing
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -139,7 +136,6 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.fast_step")
     parser.add_argument("--model", help="default: the demo's small model, made for this")
     parser.add_argument("--cases", default="dense,long,wide,packed,products,stock", help="groups of cases, or names")
-    parser.add_argument("--separate", action="store_true", help="each case in its own process, like a trial")
     parser.add_argument("--json", type=Path, help="every step time and peak, for a record")
     parser.add_argument("--steps", type=int, default=MEASURED)
     parser.add_argument("--mean-tokens", type=float, default=194.0, help="mean length of the ragged cases' samples")
@@ -151,13 +147,11 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
         raise SystemExit(2)
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model or demo_inputs(Path(folder))[0]
-        settings = model, arguments.steps, arguments.mean_tokens
-        results, bench = {}, None if arguments.separate else Bench.opened(*settings)
+        results, bench = {}, Bench.opened(model, arguments.steps, arguments.mean_tokens)
         for case in cases():
             if case.group in wanted or case.name in wanted:
-                results[case.name] = _alone(settings, case) if bench is None else bench.measure(case)
+                results[case.name] = bench.measure(case)
                 print(f"{case.name}: {json.dumps(results[case.name]['line'])}", flush=True)
-        bench = bench or Bench.opened(*settings)
         if "products" in wanted:
             results[PRODUCTS] = bench.products()
         ceiling = bench.ceiling()
@@ -166,15 +160,6 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     figures = [_figure(case, results, ceiling) for case in cases() if case.name in results]
     figures += host_bound_figures(results)
     return figures + ([_products_figure(results[PRODUCTS])] if PRODUCTS in results else [])
-
-
-def _alone(settings: tuple[str, int, float], case: Case) -> dict[str, Any]:
-    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as process:
-        return process.submit(_measured, settings, case).result()
-
-
-def _measured(settings: tuple[str, int, float], case: Case) -> dict[str, Any]:
-    return Bench.opened(*settings).measure(case)
 
 
 @dataclass(frozen=True, kw_only=True)
