@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from invoke.exceptions import Exit, ParseError
+from invoke.loader import Loader
 
 import tasks
 from bench.records.version import VERSION
@@ -25,6 +26,8 @@ def inv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("INVOKE_RESULTS_FOLDER", str(tmp_path))
     patch_parser()
+    # Invoke finds our tasks and would import them once more, in the place of those that other tests have.
+    monkeypatch.setattr(Loader, "load", lambda loader, name: loader.find(name) and (tasks, str(ROOT)))
 
     def run(*argv: str) -> tuple[int, str, str]:
         with pytest.raises((Exit, ParseError)) as raised:
