@@ -23,14 +23,9 @@ _LABEL_PREFIXES = ("oci.oraclecloud.com/", "oke.oraclecloud.com/")
 class TenancySection:
     """Oracle Cloud tenancy of inv tenancy and tenancy.*."""
 
-    auth: str = setting(
-        "config",
-        "config: a profile of config_file; instance_principal: this machine is an instance of the tenancy",
-        choices=("config", "instance_principal"),
-    )
     config_file: str = setting("~/.oci/config", "configuration file of the OCI CLI")
     profile: str = setting("DEFAULT", "profile in config_file")
-    region: str | None = setting(None, "region, e.g. eu-frankfurt-1; null: that of the profile or the instance")
+    region: str | None = setting(None, "region, e.g. eu-frankfurt-1; null: that of the profile")
     compartment: str | None = setting(
         None, "name or OCID of the compartment with clusters, repositories and file systems; null: the root"
     )

@@ -1,6 +1,6 @@
 """Oracle Cloud: `inv tenancy` and its subcommands, and kubectl's credential plugin.
 
-credentials: the SDK's signer for a profile of the OCI CLI's configuration, or for an instance of the tenancy
+credentials: the SDK's signer for a profile of the OCI CLI's configuration
 clients: the SDK's clients with deadlines, retries and pagination; compartment, namespace
 api_errors: translation of the SDK's errors into a task's errors
 commands: flags and help of `inv tenancy` and its subcommands

@@ -18,15 +18,12 @@ TOKEN_LIFETIME_MINUTES = 4  # a minute less than the service accepts, so that th
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tasks.oci")
-    commands = parser.add_subparsers(required=True)
-    user_command = commands.add_parser("token", help="a cluster's token, with a profile's key")
-    user_command.add_argument("--config-file", default="~/.oci/config")
-    user_command.add_argument("--profile", default="DEFAULT")
-    instance_command = commands.add_parser("instance-token", help="a cluster's token, as an instance of the tenancy")
-    for command in (user_command, instance_command):
-        command.add_argument("--cluster", required=True, help="the cluster's OCID")
-        command.add_argument("--host", required=True, help="the service's host, containerengine.REGION.oraclecloud.com")
-        command.add_argument("--region", required=True)
+    parser.add_argument("command", choices=("token",), help="a cluster's token, with a profile's key")
+    parser.add_argument("--config-file", default="~/.oci/config")
+    parser.add_argument("--profile", default="DEFAULT")
+    parser.add_argument("--cluster", required=True, help="the cluster's OCID")
+    parser.add_argument("--host", required=True, help="the service's host, containerengine.REGION.oraclecloud.com")
+    parser.add_argument("--region", required=True)
     arguments = parser.parse_args()
     expires_at = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=TOKEN_LIFETIME_MINUTES)
     try:
@@ -41,12 +38,9 @@ def main() -> int:
 
 def _create_token(arguments: argparse.Namespace) -> str:
     with require_sdk():
-        from tasks.oci.credentials import cluster_token, read_instance, read_profile
-    if "profile" in arguments:
-        file = expand_user(arguments.config_file)
-        credentials = read_profile(file, arguments.profile, arguments.region, may_prompt=False)
-    else:
-        credentials = read_instance(None)
+        from tasks.oci.credentials import cluster_token, read_profile
+    file = expand_user(arguments.config_file)
+    credentials = read_profile(file, arguments.profile, arguments.region, may_prompt=False)
     return cluster_token(credentials, arguments.host, arguments.cluster).reveal()
 
 

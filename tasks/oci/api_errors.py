@@ -4,15 +4,12 @@ The API answers 404 both for a missing object and for missing permission, so the
 contains the request id, which Oracle's support needs.
 """
 
-from jwt import PyJWTError
-from oci.auth.certificate_retriever import InvalidCertificateFromInstanceMetadataError
 from oci.exceptions import ClientError, ServiceError
 
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 
-# Errors of the SDK without a complete answer, also of the token that it requests to sign one. Its RequestException is
-# an OSError.
-TRANSPORT_ERRORS = (OSError, ClientError, RuntimeError, PyJWTError, InvalidCertificateFromInstanceMetadataError)
+# Errors of the SDK without a complete answer. Its RequestException is an OSError.
+TRANSPORT_ERRORS = (OSError, ClientError, RuntimeError)
 
 
 def to_task_error(error: ServiceError, action: str, *, if_rejected: str, if_denied: str) -> TaskFailed:
@@ -41,8 +38,6 @@ def to_task_error(error: ServiceError, action: str, *, if_rejected: str, if_deni
 
 def root_cause(error: BaseException) -> str:
     """Return the innermost error's message on one line. Its URL has no secret: signatures are in headers."""
-    if isinstance(error, InvalidCertificateFromInstanceMetadataError):  # its message may contain a received key
-        return "the metadata service returned no certificate; is a proxy intercepting the connection?"
     cause = getattr(error, "reason", None) or next(iter(error.args), None)
     return root_cause(cause) if isinstance(cause, BaseException) else one_line(error) or type(error).__name__
 

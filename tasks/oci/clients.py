@@ -12,7 +12,7 @@ from oci.retry import RetryStrategyBuilder
 
 from tasks.errors import RetryableError, UsageError
 from tasks.oci.api_errors import TRANSPORT_ERRORS, one_line, root_cause, to_task_error
-from tasks.oci.credentials import Credentials, read_instance, read_profile
+from tasks.oci.credentials import Credentials, read_profile
 from tasks.settings.layers import Settings
 
 CONNECT_TIMEOUT_SEC, READ_TIMEOUT_SEC = 5.0, 30.0
@@ -44,11 +44,6 @@ class TenancyApi:
             service_endpoint=ENDPOINT,
         )
 
-    def policy_statement(self, permission: str) -> str:
-        """Return the policy that gives the caller a permission."""
-        subject = "dynamic-group DYNAMIC-GROUP" if self.credentials.is_instance else "group GROUP"
-        return f"Allow {subject} to {permission} in tenancy"
-
     def get(self, action: str, permission: str, method: Method, *arguments: Any, **options: Any) -> Any:
         """Call an SDK method and return the model in its response."""
         return self._call(action, permission, method, *arguments, **options).data
@@ -78,13 +73,12 @@ class TenancyApi:
             return request(*arguments, **options)
         except ServiceError as error:
             name = self.credentials.name
-            uploaded = f"is the key of {name} still uploaded (console: User settings, API keys)"
-            likely = "is it in a dynamic group" if self.credentials.is_instance else uploaded
+            likely = f"is the key of {name} still uploaded (console: User settings, API keys)"
             raise to_task_error(
                 error,
                 action,
                 if_rejected=f"{likely}, is this machine's clock right, is the tenancy subscribed to {self.region}?",
-                if_denied=f"required policy: {self.policy_statement(permission)}",
+                if_denied=f"required policy: {policy_statement(permission)}",
             ) from error
         except TRANSPORT_ERRORS as error:
             raise RetryableError(
@@ -101,6 +95,11 @@ def _unexpected(action: str, problem: object) -> RetryableError:
     )
 
 
+def policy_statement(permission: str) -> str:
+    """Return the policy that gives the user's group a permission."""
+    return f"Allow group GROUP to {permission} in tenancy"
+
+
 def required(model: Any, field: str) -> str:
     """Return a model's text field, such as its id. Raises RetryableError if it is missing."""
     value = getattr(model, field, None)
@@ -110,10 +109,8 @@ def required(model: Any, field: str) -> str:
 
 
 def connect(settings: Settings) -> TenancyApi:
-    """Load the settings' credentials, for an instance from its metadata; no API request. Raises a task's error."""
+    """Load the settings' credentials; no API request. Raises a task's error."""
     section = settings.tenancy
-    if section.auth == "instance_principal":
-        return TenancyApi(read_instance(section.region))
     return TenancyApi(read_profile(settings.resolve_path(section.config_file), section.profile, section.region))
 
 

@@ -1,18 +1,16 @@
-"""Credentials of Oracle Cloud, read by its SDK: a profile of the OCI CLI's configuration, or this machine's own.
+"""Credentials of Oracle Cloud, read by its SDK: a profile of the OCI CLI's configuration.
 
 Ours are the checks that the SDK does not make: no secret in a file that others can read, none in a message or on the
-terminal, a region that exists, a session that has not expired. Not covered: resource principals, delegation tokens.
+terminal, a region that exists, a session that has not expired. Not covered: principals, delegation tokens.
 """
 
 import base64
 import configparser
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import requests
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
@@ -20,8 +18,7 @@ from jwt import PyJWTError
 from oci import config as sdk_config
 from oci import regions
 from oci.auth.security_token_container import SecurityTokenContainer
-from oci.auth.signers import InstancePrincipalsSecurityTokenSigner, SecurityTokenSigner
-from oci.circuit_breaker import NoCircuitBreakerStrategy
+from oci.auth.signers import SecurityTokenSigner
 from oci.exceptions import (
     ConfigFileNotFound,
     InvalidConfig,
@@ -29,20 +26,13 @@ from oci.exceptions import (
     InvalidPrivateKey,
     MissingPrivateKeyPassphrase,
     ProfileNotFound,
-    ServiceError,
 )
-from oci.retry import RetryStrategyBuilder
 from oci.signer import AbstractBaseSigner, Signer, load_private_key_from_file
 
 from remote.hosts.command import Secret
 from tasks.clients.prompt import check_private, prompt_hidden
 from tasks.errors import UsageError, file_errors
-from tasks.oci.api_errors import TRANSPORT_ERRORS, root_cause, to_task_error
 from tasks.settings.sources import display_path
-
-# With its own strategy, the SDK would retry for three minutes on a machine that is not an instance.
-RETRIES = RetryStrategyBuilder(max_attempts=2, total_elapsed_time_seconds=60).get_retry_strategy()
-_INSTANCE = "tenancy.auth: instance_principal"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +44,6 @@ class Credentials:
     region: str
     signer: Any = field(repr=False)
     config: Mapping[str, Any] = field(repr=False)
-    is_instance: bool = False
 
 
 def read_profile(file: Path, profile: str, region: str | None, *, may_prompt: bool = True) -> Credentials:
@@ -84,8 +73,7 @@ def _read_config(file: Path, profile: str) -> dict[str, Any]:
     except ConfigFileNotFound as error:
         raise UsageError(
             f"{display_path(file)}: does not exist, or cannot be read",
-            remedy="create it with `oci setup config` or `oci session authenticate`, "
-            "or set tenancy.config_file, or tenancy.auth: instance_principal",
+            remedy="create it with `oci setup config` or `oci session authenticate`, or set tenancy.config_file",
         ) from error
     except ProfileNotFound as error:
         raise UsageError(f"{display_path(file)}: no profile {profile}", remedy="set tenancy.profile") from error
@@ -143,45 +131,6 @@ def _read_session_token(path: Path, profile: str, region: str) -> str:
     if not is_valid:
         raise UsageError(f"{display_path(path)}: the session has expired", remedy=remedy)
     return token
-
-
-def read_instance(region: str | None) -> Credentials:
-    """Get a token for this instance from its metadata; `region` replaces its own. Raises a task's error."""
-    chosen = existing_region("tenancy.region", region) if region else None
-    _bypass_proxies()
-    try:
-        signer = InstancePrincipalsSecurityTokenSigner(
-            retry_strategy=RETRIES,
-            federation_client_retry_strategy=RETRIES,
-            federation_client_circuit_breaker_strategy=NoCircuitBreakerStrategy(),
-        )
-    except ServiceError as error:
-        remedy = "if this machine is not an instance, set tenancy.auth: config"
-        raise to_task_error(error, f"{_INSTANCE}: no token", if_rejected=remedy, if_denied=remedy) from error
-    except (ValueError, *TRANSPORT_ERRORS) as error:
-        raise UsageError(
-            f"{_INSTANCE}: no instance credentials here ({root_cause(error)})",
-            remedy="use it on an instance of the tenancy in a dynamic group; elsewhere set tenancy.auth: config",
-        ) from error
-    own = chosen or regions.get_region_from_short_name(signer.region)
-    return Credentials(
-        name="this instance",
-        tenancy=signer.tenancy_id,
-        region=own,
-        signer=signer,
-        config={"region": own},
-        is_instance=True,
-    )
-
-
-def _bypass_proxies() -> None:
-    """Keep the metadata service's answers, which have the instance's key, from proxies."""
-    kind = InstancePrincipalsSecurityTokenSigner
-    existing = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    if existing.strip() != "*":
-        override = urlsplit(os.environ.get(kind.METADATA_URL_BASE_ENV_VAR, "")).hostname
-        hosts = (existing, kind.IMDS_IPV4_HOST, kind.IMDS_IPV6_HOST_BRACKETED.strip("[]"), override)
-        os.environ["no_proxy"] = ",".join(filter(None, hosts))
 
 
 def cluster_token(credentials: Credentials, host: str, cluster_id: str) -> Secret:

@@ -117,8 +117,6 @@ def token_command(settings: Settings, api: TenancyApi, cluster_id: str) -> tuple
     host = f"containerengine.{api.region}.{domain}"
     program = (sys.executable, "-P", "-m", "tasks.oci")
     arguments = ("--cluster", cluster_id, "--host", host, "--region", api.region)
-    if section.auth == "instance_principal":
-        return (*program, "instance-token", *arguments)
     file = settings.resolve_path(section.config_file)
     return (*program, "token", *arguments, "--config-file", str(file), "--profile", section.profile)
 

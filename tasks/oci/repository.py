@@ -12,7 +12,7 @@ from remote.providers import registry_provider
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.clients.registry import parse_reference
 from tasks.errors import TaskFailed, UsageError
-from tasks.oci.clients import TenancyApi, connect, get_namespace, required, resolve_compartment
+from tasks.oci.clients import TenancyApi, connect, get_namespace, policy_statement, required, resolve_compartment
 from tasks.oci.discovery import DEFAULT_REPOSITORY, registry_host
 from tasks.settings.layers import Settings, load
 
@@ -107,7 +107,7 @@ def _describe_pushers(api: TenancyApi, compartment: str) -> list[str]:
         return [f"who may push is not known: {error}"]
     allowed = push_statements(statements)
     if not allowed:
-        statement = api.policy_statement("manage repos")
+        statement = policy_statement("manage repos")
         return [f"policies allow only administrators to push; to allow others: {statement}"]
     return ["who may push:", *(f"  {line}" for line in allowed)]
 

@@ -14,7 +14,7 @@ CHECKS = Checks("tenancy")
 def login(context: CheckContext) -> CheckResult:
     section = context.settings.tenancy
     file = context.settings.resolve_path(section.config_file)
-    if section.auth == "config" and not file.exists() and "tenancy" not in context.only:
+    if not file.exists() and "tenancy" not in context.only:
         raise Skipped(f"{section.config_file} does not exist: this machine does not use Oracle Cloud")
     with require_sdk():
         clients = importlib.import_module(CLIENTS_MODULE)
