@@ -27,7 +27,7 @@ def inv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setenv("INVOKE_RESULTS_FOLDER", str(tmp_path))
     patch_parser()
     # Invoke finds our tasks and would import them once more, in the place of those that other tests have.
-    monkeypatch.setattr(Loader, "load", lambda loader, name: loader.find(name) and (tasks, str(ROOT)))
+    monkeypatch.setattr(Loader, "load", lambda loader, name: loader.find(name or "tasks") and (tasks, str(ROOT)))
 
     def run(*argv: str) -> tuple[int, str, str]:
         with pytest.raises((Exit, ParseError)) as raised:
