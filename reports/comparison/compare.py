@@ -382,25 +382,6 @@ def _withhold(reason: str | None, row: ComparedRow) -> ComparedRow:
 
 def to_json(comparison: Comparison) -> bytes:
     """Render compare.json, the comparison for programs; reports/README.md documents every field."""
-    document = {
-        "kind": "comparison",
-        "schema_version": SCHEMA_VERSION,
-        "version": VERSION,
-        "before": list(comparison.before),
-        "after": list(comparison.after),
-        "tolerance_percent": 100.0 * comparison.tolerance,
-        "exit_code": comparison.exit_code,
-        "allowed": list(comparison.allowed),
-        "unlike": [
-            {
-                "name": difference.name,
-                "refused": difference in comparison.refused,
-                "values": {run: list(values) for run, values in difference.values},
-            }
-            for difference in comparison.differences
-        ],
-        "only_in": {run_id: list(labels) for run_id, labels in comparison.only_in.items() if labels},
-        "rejected_files": dict(comparison.rejected),
-        "rows": [asdict(row) for row in comparison.rows],
-    }
+    head = {"kind": "comparison", "schema_version": SCHEMA_VERSION, "version": VERSION}
+    document = head | {"exit_code": comparison.exit_code} | asdict(comparison)
     return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -411,42 +411,36 @@ def interval_mark_note(summary: Summary) -> str:
 
 
 _TRIALS = (
-    "A trial is one process: it loads the model, warms up, then measures optimizer steps one by one. Warm-up steps are "
-    "recorded but not counted. A configuration's step time is the geometric mean over its workers of their median "
-    "step. All rates, ratios, hours and dollars use the elapsed throughput per worker: all amounts divided by "
-    "the time of all steps. Steady rates, the mean amount per step divided by the median step, are in summary.json. "
-    "Trials that did not succeed are listed with their reason and excluded from averages."
+    "A trial is one process: it loads the model, warms up, then measures optimizer steps one by one. A "
+    "configuration's step time is the geometric mean over its workers of their median step. All rates, ratios, hours "
+    "and dollars use the elapsed throughput per worker: all amounts divided by the time of all steps. Steady rates, "
+    "the mean amount per step divided by the median step, are in summary.json. Trials that did not succeed are "
+    "excluded from averages."
 )
 _INTERVALS = (
     "Processes differ more than steps: two processes of the same configuration on the same GPU differed by 0.7 %, "
     "while the steps of each agreed within 0.1 %. So 95 % intervals are Student's t over workers if there are two or "
-    "more (each the mean of its processes), else over processes. With a single process the interval is over its steps, "
-    "widened by the noise of the run's other processes, else by an assumed 1.5 %; intervals with that assumption are "
-    "marked. With one process of each, a ratio has no interval. The order of the trials differs between workers and "
-    "repeats, so that a machine that changes makes ratios less certain instead of wrong; where enough trials were "
-    "repeated, a line over their times is taken off."
+    "more, else over processes. With a single process the interval is over its steps, widened by the noise of the "
+    "run's other processes, else by an assumed 1.5 %; intervals with that assumption are marked. A machine that "
+    "changes makes ratios less certain instead of wrong, because the order of the trials differs between workers and "
+    "repeats."
 )
 _RATIOS = (
-    "Ratios are against {baseline}. Configurations measured on the same workers are compared worker by worker, so that "
-    "a worker that is slow for both cancels out. The variation between processes is estimated from all configurations "
-    "together and from the configuration's own. The intervals of ratios are widened by the variation between texts if "
-    "two configurations read different ones, as with another batch, and by the number of ratios, so that all of them "
-    "hold jointly in 95 % of runs. The words faster and slower appear only if the interval of the steady rates' ratio "
-    "excludes 1 and the elapsed rates differ by at least half as much; where the interval of the latter holds 1, the "
-    "word is followed by steady. Configurations without a trial that ran out of memory, failed or timed out are "
-    "preferred to those with one.{power}"
+    "Ratios are against {baseline}, worker by worker if both ran on the same ones. Their intervals are widened by the "
+    "variation between texts if two configurations read different ones, and hold jointly in 95 % of runs. The words "
+    "faster and slower appear only if the interval of the steady rates' ratio excludes 1 and the elapsed rates differ "
+    "by at least half as much; where the interval of the latter holds 1, the word is followed by steady. "
+    "Configurations without a trial that ran out of memory, failed or timed out are preferred to those with "
+    "one.{power}"
 )
 _AMOUNTS = (
-    "Tokens count every computed position; useful tokens exclude padding. Memory is the largest peak of any worker: of "
-    "the GPU if there is one, else of the process. Loss is in nats per token, the median over workers of their first "
-    "and last measured step."
+    "Tokens count every computed position; useful tokens exclude padding. Memory is the largest peak of any worker. "
+    "Loss is in nats per token, the median over workers of their first and last measured step."
 )
 _MEASUREMENTS = (
-    "A measurement is repeated several times after a warm-up: its value is the median, and the range under it the 95 % "
-    "interval of that median; with fewer than six repeats it goes from the smallest to the largest. If several workers "
-    "measured the same quantity, the value is the median of theirs and the range is from the smallest to the largest. "
-    "A share is of the chip's published peak, if that is known. A trial that did not succeed shows its measurements "
-    "until then, marked with its status."
+    "A measurement is the median of several repeats, and the range under it the 95 % interval of that median, with "
+    "fewer than six repeats or over several workers from the smallest to the largest. A share is of the chip's "
+    "published peak. A trial that did not succeed shows its measurements until then, marked with its status."
 )
 
 

@@ -267,7 +267,8 @@ def test_the_json_has_every_field_and_a_hostile_name_stays_text(runs):
     document = json.loads(to_json(comparison))
     header = (document["kind"], document["schema_version"], document["exit_code"])
     assert header == ("comparison", 2, ExitCode.UNDECIDED)
-    assert document["unlike"] == [{"name": "workers", "refused": False, "values": {"a": ["4"], "b": ["1"]}}]
+    assert document["differences"] == [{"name": "workers", "values": [["a", ["4"]], ["b", ["1"]]]}]
+    assert document["refused"] == []
     assert document["rows"][0]["configuration"] == HOSTILE
     assert document["rows"][0]["after"]["n_processes"] == 1
     assert document["rows"][0]["context"] == {}
