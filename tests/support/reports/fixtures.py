@@ -30,14 +30,6 @@ def load_and_summarize(folder: Path) -> tuple[Summary, Run]:
 def a10(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Run]:
     """Two A10 nodes with every workload, two configurations out of memory. Read-only."""
     folder = tmp_path_factory.mktemp("a10")
-    showcase.write_a10(folder)
-    return load_and_summarize(folder)
-
-
-@pytest.fixture(scope="session")
-def h200(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Run]:
-    """One H200 with every workload. Read-only."""
-    folder = tmp_path_factory.mktemp("h200")
     showcase.write(folder)
     return load_and_summarize(folder)
 

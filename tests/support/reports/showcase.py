@@ -1,10 +1,10 @@
-"""Synthetic run with every workload on rented GPUs, to inspect figures.
+"""Synthetic run with every workload on two A10 nodes, to inspect figures.
 
 The structure of every record (names, contexts, phases) is that of `bench`. The numbers follow docs/measurements.md (one
-H200) with seeded noise; do not quote them.
+H200), slowed down, with seeded noise; do not quote them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -47,79 +47,47 @@ def trials() -> tuple[Trial, ...]:
     return suite("all", "gpu", MODEL, "/data/chats.jsonl")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """A GPU: name, memory, power limit and maximum clock; `slowdown` is relative to the H200 of the numbers."""
-
-    gpu: str = "NVIDIA H200"
-    memory_bytes: int = 150_000_000_000
-    limit_watts: float = 700.0
-    max_mhz: int = 1980
-    slowdown: float = 1.0
-
-    @property
-    def watts(self) -> float:
-        return 0.88 * self.limit_watts
-
-    @property
-    def mhz(self) -> float:
-        return 0.86 * self.max_mhz
+MEMORY_BYTES = 23_680_000_000
+LIMIT_WATTS, MAX_MHZ = 150.0, 1695
+SLOWDOWN = 10.4  # times of an A10 over those of the H200
+OUT_OF_MEMORY = ("no-checkpointing", "seq-2048")
 
 
-H200 = Machine()
-A10 = Machine(gpu="NVIDIA A10", memory_bytes=23_680_000_000, limit_watts=150.0, max_mhz=1695, slowdown=10.4)
-
-
-def write(
-    folder: Path,
-    *,
-    workers: int = 1,
-    out_of_memory: tuple[str, ...] = (),
-    machine: Machine = H200,
-    run_id: str = RUN_ID,
-) -> RunRecord:
-    """Write the run; trials named in `out_of_memory` end that way. Several `workers` run each trial."""
-    names = [f"gpu-node-{number}" for number in range(1, workers + 1)]
-    fleet_fields = {"workers": names, "spread": "replicate" if workers > 1 else "shard", "fleet_kind": "kubernetes"}
+def write(folder: Path, run_id: str = RUN_ID) -> RunRecord:
+    """Write the run; two configurations end out of memory."""
+    names = ["gpu-node-1", "gpu-node-2"]
+    fleet_fields = {"workers": names, "spread": "replicate", "fleet_kind": "kubernetes"}
     run_fields = {"run_id": run_id, "created_at": "2026-11-20T18:15:00+00:00", "suite": "all", "profile": "gpu"}
     record = synthetic.record(trials(), **run_fields, **fleet_fields)
     folder.mkdir(parents=True, exist_ok=True)
     record.write(folder)
-    free_at: dict[str, float] = {}  # seconds after the run's start; a worker runs one trial at a time
+    free_at = dict.fromkeys(names, 0.0)  # seconds after the run's start; a worker runs one trial at a time
     for number, plan in enumerate(record.planned):
-        fleet_fields = plan.worker or names[0]
-        failed = plan.trial.name in out_of_memory
-        result = _result(plan, fleet_fields, seed=number, failed=failed, machine=machine, run_id=run_id)
-        started, wall = free_at.get(fleet_fields, 0.0), sum(result.phases.values()) + 1.5
-        free_at[fleet_fields] = started + wall + 2.0
+        worker = plan.worker or names[0]
+        result = _result(plan, worker, seed=number, run_id=run_id)
+        started, wall = free_at[worker], sum(result.phases.values()) + 1.5
+        free_at[worker] = started + wall + 2.0
         start = datetime(2026, 11, 20, 18, 16, tzinfo=UTC) + timedelta(seconds=started)
-        result = replace(result, started_at=start.isoformat(), wall_time_sec=wall)
-        synthetic.write_result(folder, result)
+        synthetic.write_result(folder, replace(result, started_at=start.isoformat(), wall_time_sec=wall))
     return record
 
 
-def write_a10(folder: Path, run_id: str = RUN_ID) -> RunRecord:
-    """Write the run of two A10 nodes, with two configurations out of memory."""
-    lost = ("no-checkpointing", "seq-2048")
-    return write(folder, workers=2, machine=A10, out_of_memory=lost, run_id=run_id)
-
-
-def _result(plan: PlannedTrial, worker: str, *, seed: int, failed: bool, machine: Machine, run_id: str) -> TrialResult:
-    """Make one trial's record without its times; `failed` makes it OUT_OF_MEMORY in its warm-up."""
+def _result(plan: PlannedTrial, worker: str, *, seed: int, run_id: str) -> TrialResult:
+    """Make one trial's record without its times."""
     trial = plan.trial
     common: dict[str, Any] = {
         "trial_id": plan.trial_id,
         "trial": trial,
         "worker": worker,
         "run_id": run_id,
-        "fingerprint": fingerprint(machine, trial, worker, seed),
+        "fingerprint": fingerprint(trial, worker, seed),
     }
-    if failed:
+    if trial.name in OUT_OF_MEMORY:
         reason = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.06 GiB"
         return TrialResult(status=TrialStatus.OUT_OF_MEMORY, reason=reason, log_tail=[reason], **common)
     done: dict[str, Any] = {"status": TrialStatus.SUCCEEDED, "reason": None, **common}
     if trial.kind in ("training", "distributed"):
-        return _training_result(trial, done, seed, machine)
+        return _training_result(trial, done, seed)
     measured = {
         "hardware": _hardware_measurements,
         "loading": _loading_measurements,
@@ -127,7 +95,7 @@ def _result(plan: PlannedTrial, worker: str, *, seed: int, failed: bool, machine
     }[trial.kind](trial)
     return TrialResult(
         phases={"import": 4.1, "load": 2.0, "measure": 30.0},
-        measurements=_vary([*measured, *_telemetry_measurements(97.0, machine)], seed, machine.slowdown),
+        measurements=_vary([*measured, *_telemetry_measurements()], seed, SLOWDOWN),
         **done,
     )
 
@@ -158,8 +126,8 @@ def _vary(measurements: list[Measurement], seed: int, slower: float) -> list[Mea
     return varied
 
 
-def fingerprint(machine: Machine, trial: Trial, worker: str, seed: int) -> dict[str, Any]:
-    """Make the fingerprint of a GPU node and trial, with the keys of a result measured on an H200."""
+def fingerprint(trial: Trial, worker: str, seed: int) -> dict[str, Any]:
+    """Make the fingerprint of a GPU node and trial, with the keys of a real result."""
     trains = {
         "recipe": trial.recipe,
         "recipe_notes": None,
@@ -173,15 +141,15 @@ def fingerprint(machine: Machine, trial: Trial, worker: str, seed: int) -> dict[
             "device": "cuda",
             "cuda": "13.0",
             "gpus_visible": 1,
-            "gpu_name": machine.gpu,
+            "gpu_name": "NVIDIA A10",
             "gpu_uuid": f"GPU-{worker}",
             "gpu_driver": "580.159.04",
             "gpu_ecc": True,
             "gpu_compute_capability": "9.0",
-            "gpu_memory_bytes": machine.memory_bytes,
+            "gpu_memory_bytes": MEMORY_BYTES,
             "gpu_memory_used_at_start_bytes": 2**20 * seed,
-            "gpu_power_limit_watts": machine.limit_watts,
-            "gpu_max_sm_clock_mhz": machine.max_mhz,
+            "gpu_power_limit_watts": LIMIT_WATTS,
+            "gpu_max_sm_clock_mhz": MAX_MHZ,
             "compute_dtype": "bfloat16",
             "load_average_1min_at_start": 0.1 * seed,
             "memory_total_bytes": 252_000_000_000 + 4096 * int(worker[-1]),
@@ -194,11 +162,11 @@ def fingerprint(machine: Machine, trial: Trial, worker: str, seed: int) -> dict[
     )
 
 
-def _training_result(trial: Trial, done: dict[str, Any], seed: int, machine: Machine) -> TrialResult:
+def _training_result(trial: Trial, done: dict[str, Any], seed: int) -> TrialResult:
     random = np.random.default_rng(seed)
     ranked = trial.kind == "distributed"
     step_sec, peak, useful, mfu = (RANK_TIMES[trial.world_size], 9.0e9, 0.34, 31.0) if ranked else TRAINING[trial.name]
-    step_sec *= machine.slowdown
+    step_sec *= SLOWDOWN
     warm = _steps(trial, trial.warmup_steps, step_sec * 1.3, useful, random, 0)
     steps = _steps(trial, trial.measured_steps, step_sec, useful, random, trial.warmup_steps)
     metrics: Metrics = synthetic.metrics_of(steps, peak_vram_bytes=int(peak))
@@ -210,7 +178,7 @@ def _training_result(trial: Trial, done: dict[str, Any], seed: int, machine: Mac
         warmup=warm,
         steps=steps,
         metrics=metrics,
-        measurements=_vary([*measurements, *_telemetry_measurements(97.0, machine)], seed, 1.0),
+        measurements=_vary([*measurements, *_telemetry_measurements()], seed, 1.0),
         **done,
     )
 
@@ -326,13 +294,13 @@ def _distributed_measurements(trial: Trial, step_sec: float) -> list[Measurement
     return [*measurements, Measurement(name=name, value=share, interval=interval, context={"blocks": 6, **ranks})]
 
 
-def _telemetry_measurements(utilization: float, machine: Machine) -> list[Measurement]:
+def _telemetry_measurements() -> list[Measurement]:
     window = {"window": "measure"}
     return [
-        _repeated("gpu_utilization_percent", utilization, **window),
+        _repeated("gpu_utilization_percent", 97.0, **window),
         _repeated("gpu_memory_used_bytes", 9.9e9, **window),
-        _repeated("gpu_power_watts", machine.watts, **window),
-        _repeated("gpu_sm_clock_mhz", machine.mhz, **window),
+        _repeated("gpu_power_watts", 0.88 * LIMIT_WATTS, **window),
+        _repeated("gpu_sm_clock_mhz", 0.86 * MAX_MHZ, **window),
         _repeated("gpu_temperature_celsius", 58.0, **window),
         _repeated("process_cpu_percent", 103.0, **window),
         _single("gpu_power_capped_percent", 76.0, **window),

@@ -131,8 +131,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ]
         synthetic.rewrite(kinds, plan, measurements=measurements, flags=["f" * 300])
     trained = training_run.write_run(tmp_path_factory.mktemp("training"), training_run.SCORED)
-    showcase.write_a10(full)
-    showcase.write_a10(earlier, "20261119-080000-all")
+    showcase.write(full)
+    showcase.write(earlier, "20261119-080000-all")
     price = Pricing(usd_per_gpu_hour=2.0, source="a price list with a long name, 2025-06")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(style, "to_png", lambda _: b"")  # a third of the time, and not on any page

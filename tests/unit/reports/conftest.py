@@ -1,5 +1,5 @@
 """Fixtures of runs to load and report on."""
 
-from tests.support.reports.fixtures import a10, draw_without_png, folder, h200
+from tests.support.reports.fixtures import a10, draw_without_png, folder
 
-__all__ = ["a10", "draw_without_png", "folder", "h200"]
+__all__ = ["a10", "draw_without_png", "folder"]

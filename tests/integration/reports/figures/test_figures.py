@@ -33,8 +33,8 @@ def test_a_figures_png_is_wide_enough_for_a_slide(a10):
     assert int.from_bytes(drawn[16:20], "big") == 1320
 
 
-def test_an_inline_drawing_keeps_its_text_and_is_smaller(h200):
-    picture = draw_picture("01_x", "title", CHARTS[0].gather(*h200))
+def test_an_inline_drawing_keeps_its_text_and_is_smaller(a10):
+    picture = draw_picture("01_x", "title", CHARTS[0].gather(*a10))
     texts = re.findall(r"<text[^>]*>([^<]+)</text>", picture.svg.decode())
     assert re.findall(r"<text[^>]*>([^<]+)</text>", picture.wide_svg) == texts
     assert len(picture.wide_svg) < len(picture.svg) / 1.5
