@@ -14,10 +14,10 @@ seed once per tile; a number then costs an exclusive or, and per adapter a produ
 x: (T, K); a: (n R, K), the adapters concatenated; u: (T, n R). Bytes moved, with R far below K: 2TK per function, twice
 that if the gradient of x is updated; the adapters of one block of tokens run together and share the cache.
 
-
 One launch serves all adapters of an input up to MAX_JOINT_RANKS ranks. `down` also splits the sum over K among
 programs, because 4096 tokens do not fill a GPU; `_lora_sum` adds the parts in order. `backward_` computes both
-gradients at once: it reads x and d_x together, uses each hash twice, and recomputes a normed x instead of reading it.
+gradients at once: it reads x and d_x together, uses each hash twice, and recomputes an x that was not kept: the output
+of a norm or of SwiGLU.
 The B side is `bench.kernels.lora_out`.
 """
 
@@ -26,17 +26,20 @@ from typing import Any
 
 import torch
 
+from bench.kernels.int8.matmul import MAX_TARGETS
+from bench.kernels.int8.row_quant import BLOCK, dequantize
+from bench.kernels.int8.swiglu import fast_sigmoid, kernel_tensors, load_gate_and_up
+from bench.kernels.swiglu import swiglu_reference
 from bench.kernels.triton_compat import HOPPER, ceil_div, gpu_properties, jit, next_power_of_2, tl, uses_triton
 
 HASH_RANGE = 1 << 32
 ROW_FACTOR, COLUMN_FACTOR = 0x9E3779B9, 0x85EBCA6B  # spread neighbouring indices before mixing
 MIX_FACTORS = (0x7FEB352D, 0x846CA68B)  # from Wellons' "lowbias32"
 TARGET_FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)  # one per adapter
-# Tile sizes: the best of 16 to 128 tokens and 64 to 256 columns, measured at 4096 x 4096 and rank 16.
-TOKENS, COLUMNS, RANKS = 32, 128, 64
+# Tile sizes: the best of 16 to 128 tokens and 32 to 256 columns, measured at 8192 x 4096 and 14336 and rank 16.
+TOKENS, COLUMNS, RANKS = 32, 64, 64
 SPLIT_COLUMNS, MAX_SPLITS = 1024, 8
 SPLIT_TOKENS = 512  # tokens that one program of a weight gradient sums
-MAX_TARGETS = 3  # adapters per input: q, k and v
 MAX_JOINT_RANKS = 64  # sum over an input's adapters up to which one program serves them all
 
 
@@ -83,10 +86,32 @@ class NormedInput:
     rstd: Any
     weight: Any
 
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """The input, scales and weight of `_lora_backward`."""
+        return self.total, self.rstd, self.weight
+
     def recompute(self) -> Any:
         """Return the input, rounded as by the norm."""
         normed = self.total * self.rstd[:, None]  # float32, like rstd
         return normed.mul_(self.weight.float()).to(self.total.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwigluInput:
+    """Input that is recomputed: SwiGLU of gate and up, `QuantizedBlocks` or a tensor (T, 2K)."""
+
+    joined: Any
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """The input, scales and weight of `_lora_backward`; unused ones repeat another."""
+        numbers, scales = kernel_tensors(self.joined)
+        return numbers, scales, scales
+
+    def recompute(self) -> Any:
+        """Return the input, rounded as by `bench.kernels.swiglu`."""
+        return swiglu_reference(dequantize(self.joined)).to(self.joined.dtype)
 
 
 def down(x: Any, a: Any, adapters: LoraInput) -> Any:
@@ -98,19 +123,24 @@ def down(x: Any, a: Any, adapters: LoraInput) -> Any:
     split_count = max(1, min(MAX_SPLITS, width // SPLIT_COLUMNS))
     tile_ranks, programs = rank_tiles(a.shape[0], adapters.rank)
     joint_targets = targets if _fits_together(a, adapters) else 1
-    columns = down_tile_columns(gpu_properties(x.device)[0], x.element_size())
+    tile_tokens, columns = down_tile_tokens(gpu_properties(x.device)[0]), 256 // x.element_size()
     sums = torch.empty((targets * split_count, tokens, adapters.rank), dtype=torch.float32, device=x.device)
-    _lora_down[(ceil_div(tokens, TOKENS), split_count, 1 if joint_targets > 1 else programs)](
+    _lora_down[(ceil_div(tokens, tile_tokens), split_count, 1 if joint_targets > 1 else programs)](
         x, a, sums, tokens, width, *adapters.mask_arguments(x), RANK=adapters.rank, DROPS=adapters.p > 0,
         TOGETHER=joint_targets, SPLITS=split_count, SPLIT=ceil_div(ceil_div(width, split_count), columns) * columns,
-        TOKENS=TOKENS, RANKS=tile_ranks, COLUMNS=columns, num_warps=4, num_stages=3,
+        TOKENS=tile_tokens, RANKS=tile_ranks, COLUMNS=columns, num_warps=4, num_stages=3,
     )  # fmt: skip
     return sum_parts(sums, tuple(range(0, (targets + 1) * split_count, split_count)), x.dtype, adapters.scale)
 
 
-def down_tile_columns(capability: tuple[int, int], bytes_each: int) -> int:
-    """Return the columns of a tile of `down`: three tiles take 48 KiB of shared memory on Hopper, half before it."""
-    return (512 if capability >= HOPPER else 256) // bytes_each
+def backward_warps(capability: tuple[int, int]) -> int:
+    """Return the warps of a program of `backward_`; two are the fastest where more programs share a multiprocessor."""
+    return 2 if capability >= HOPPER else 4
+
+
+def down_tile_tokens(capability: tuple[int, int]) -> int:
+    """Return the tokens of a tile of `down`: three tiles in 16 bits take 48 KiB on Hopper, half before it."""
+    return 64 if capability >= HOPPER else 32
 
 
 def sum_parts(sums: Any, firsts: tuple[int, ...], dtype: Any, scale: float = 1.0) -> Any:
@@ -129,61 +159,34 @@ def sum_parts(sums: Any, firsts: tuple[int, ...], dtype: Any, scale: float = 1.0
     return out
 
 
-def backward_(d_x: Any, d_u: Any, a: Any, x: Any, adapters: LoraInput, d_a: Any) -> None:
-    """Add the adapters' gradient to `d_x`, and write d_A to `d_a`, made by `empty_weight_gradient`."""
-    if not uses_triton(d_x) or not _fits_together(a, adapters):
-        add_input_gradient_(d_x, d_u, a, adapters)
-        weight_gradient(d_u, x, adapters, d_a)
-        return
-    tokens, width = d_x.shape
-    targets = a.shape[0] // adapters.rank
-    columns = COLUMNS if targets > 1 and gpu_properties(d_x.device)[0] >= HOPPER else COLUMNS // 2
-    total, rstd, weight = (x.total, x.rstd, x.weight) if isinstance(x, NormedInput) else (x, d_u, d_u)
-    _lora_backward[(ceil_div(width, columns), ceil_div(tokens, SPLIT_TOKENS))](
-        d_x, d_u, a, total, rstd, weight, d_a, d_a.stride(0), tokens, width, a.shape[0], *adapters.mask_arguments(d_u),
-        adapters.scale, RANK=adapters.rank, TARGETS=targets, DROPS=adapters.p > 0, NORMED=isinstance(x, NormedInput),
-        SPLIT=SPLIT_TOKENS, TOKENS=TOKENS, RANKS=rank_tiles(adapters.rank, adapters.rank)[0], COLUMNS=columns,
-        num_warps=4, num_stages=1,
-    )  # fmt: skip
+def backward_(d_x: Any, d_u: Any, a: Any, x: Any, adapters: LoraInput) -> Any:
+    """Add the adapters' gradient to `d_x` and return d_A, (n R, K) float32; omit the one or other if d_x or x is None.
 
-
-def add_input_gradient_(d_x: Any, d_u: Any, a: Any, adapters: LoraInput) -> None:
-    """Add the adapters' gradient to `d_x`."""
-    if not uses_triton(d_x):
-        d_x.copy_(d_x.float() + input_gradient_reference(d_u, a, adapters))
-        return
-    tokens, width = d_x.shape
-    tile_ranks, _ = rank_tiles(a.shape[0], adapters.rank)
-    _lora_input_gradient[(ceil_div(width, COLUMNS), ceil_div(tokens, TOKENS))](
-        d_x, d_u, a, tokens, width, a.shape[0], *adapters.mask_arguments(d_u), adapters.scale, RANK=adapters.rank,
-        TARGETS=a.shape[0] // adapters.rank, DROPS=adapters.p > 0, TOKENS=TOKENS, RANKS=tile_ranks, COLUMNS=COLUMNS,
-        num_warps=4,
-    )  # fmt: skip
-
-
-def weight_gradient(d_u: Any, x: Any, adapters: LoraInput, d_a: Any) -> None:
-    """Write d_A of all adapters to `d_a`, made by `empty_weight_gradient`."""
-    x = x.recompute() if isinstance(x, NormedInput) else x
-    if not uses_triton(x):
-        d_a.copy_(weight_gradient_reference(d_u, x, adapters))
-        return
-    tokens, width = x.shape
-    rows = d_u.shape[1]
-    tile_ranks, programs = rank_tiles(rows, adapters.rank)
-    _lora_weight_gradient[(programs, ceil_div(width, COLUMNS), len(d_a))](
-        d_u, x, d_a, d_a.stride(0), tokens, width, rows, *adapters.mask_arguments(d_u), adapters.scale,
-        RANK=adapters.rank, DROPS=adapters.p > 0, SPLIT=SPLIT_TOKENS, TOKENS=TOKENS, RANKS=tile_ranks, COLUMNS=COLUMNS,
-        num_warps=4,
-    )  # fmt: skip
-
-
-def empty_weight_gradient(like: Any, a: Any) -> Any:
-    """Allocate d_A, float32 (splits, n R, K); the gradient is the sum of all splits.
-
-    A split is the sum over SPLIT_TOKENS tokens of `like` (T, ...), or over all tokens without a kernel.
+    `x` may be a `NormedInput` or a `SwigluInput`.
     """
-    splits = ceil_div(len(like), SPLIT_TOKENS) if uses_triton(like) else 1
-    return torch.empty((splits, *a.shape), dtype=torch.float32, device=like.device)
+    if not uses_triton(d_u):
+        if d_x is not None:
+            d_x.copy_(d_x.float() + input_gradient_reference(d_u, a, adapters))
+        return None if x is None else weight_gradient_reference(d_u, x, adapters)
+    (tokens, rows), width = d_u.shape, a.shape[1]
+    d_a = None if x is None else torch.empty((ceil_div(tokens, SPLIT_TOKENS), *a.shape), device=a.device)
+    is_swiglu = isinstance(x, SwigluInput)
+    source, scales, weight = x.tensors if is_swiglu or isinstance(x, NormedInput) else (d_u if x is None else x,) * 3
+    targets, ranks = rows // adapters.rank, rank_tiles(rows, adapters.rank)[0]
+    joint = MAX_JOINT_RANKS // ranks
+    for target in range(0, targets, joint):
+        for rank in range(0, adapters.rank, ranks):
+            row = target * adapters.rank + rank
+            _lora_backward[(ceil_div(width, COLUMNS), ceil_div(tokens, SPLIT_TOKENS))](
+                d_u if d_x is None else d_x, d_u[:, row:], a[row:], source, scales, weight,
+                d_u if d_a is None else d_a[:, row:], a.numel(), tokens, width, rows, *adapters.mask_arguments(d_u),
+                adapters.scale, target, RANK=min(ranks, adapters.rank - rank), TARGETS=min(joint, targets - target),
+                DROPS=adapters.p > 0, NORMED=isinstance(x, NormedInput), IS_SWIGLU=is_swiglu,
+                IN_BLOCKS=source.dtype == torch.int8, BLOCK=BLOCK, ADDS=d_x is not None, SUMS=x is not None,
+                SPLIT=SPLIT_TOKENS, TOKENS=TOKENS, RANKS=ranks, COLUMNS=COLUMNS,
+                num_warps=backward_warps(gpu_properties(d_u.device)[0]), num_stages=3 if is_swiglu else 1,
+            )  # fmt: skip
+    return None if d_a is None else d_a.sum(0)
 
 
 def _fits_together(a: Any, adapters: LoraInput) -> bool:
@@ -237,7 +240,10 @@ def input_gradient_reference(d_u: Any, a: Any, adapters: LoraInput) -> Any:
 
 
 def weight_gradient_reference(d_u: Any, x: Any, adapters: LoraInput) -> Any:
-    gradients = d_u.float().split(adapters.rank, dim=-1)
+    x, gradients = (
+        x.recompute() if isinstance(x, NormedInput | SwigluInput) else x,
+        d_u.float().split(adapters.rank, dim=-1),
+    )
     return torch.cat([gradient.T @ dropout_reference(x, j, adapters) for j, gradient in enumerate(gradients)])
 
 
@@ -252,7 +258,7 @@ def _lora_mix(word):
 
 
 @jit
-def _lora_hash(row, column, salt):
+def mask_hash(row, column, salt):
     """Compute the hash of `keep_mask_reference` before the multiplication by a target's factor."""
     row_hash = _lora_mix(row.to(tl.uint32) * 0x9E3779B9 + salt)
     return row_hash[:, None] ^ _lora_mix(column.to(tl.uint32) * 0x85EBCA6B + salt)[None, :]
@@ -266,7 +272,7 @@ def _lora_keep_mask(key, limit, target):
 
 
 @jit
-def _lora_dropout(tile, key, limit, target, DROPS: tl.constexpr):
+def dropout(tile, key, limit, target, DROPS: tl.constexpr):
     return tl.where(_lora_keep_mask(key, limit, target), tile, 0.0).to(tile.dtype) if DROPS else tile
 
 
@@ -274,7 +280,7 @@ def _lora_dropout(tile, key, limit, target, DROPS: tl.constexpr):
 def _lora_down_step(total, tile, key, limit, a, target, rank, column, width, DROPS: tl.constexpr, RANK: tl.constexpr):
     mask = (rank < RANK)[None, :] & (column < width)[:, None]
     a_tile = tl.load(a + (target * RANK + rank)[None, :] * width + column[:, None], mask=mask, other=0.0)
-    return tl.dot(_lora_dropout(tile, key, limit, target, DROPS), a_tile, total, input_precision="ieee")
+    return tl.dot(dropout(tile, key, limit, target, DROPS), a_tile, total, input_precision="ieee")
 
 
 @jit(do_not_specialize=["seed_offset", "limit"])
@@ -296,7 +302,7 @@ def _lora_down(
         column = start + tl.arange(0, COLUMNS)
         mask = (row < tokens)[:, None] & (column < width)[None, :]
         tile = tl.load(x + row[:, None] * width + column[None, :], mask=mask, other=0.0)
-        key = _lora_hash(row, column, salt) if DROPS else tile
+        key = mask_hash(row, column, salt) if DROPS else tile
         sum_0 = _lora_down_step(sum_0, tile, key, limit, a, target, rank, column, width, DROPS, RANK)
         if TOGETHER > 1:
             sum_1 = _lora_down_step(sum_1, tile, key, limit, a, 1, rank, column, width, DROPS, RANK)
@@ -335,19 +341,24 @@ def _lora_sum(
 
 @jit
 def _lora_backward_step(
-    total, d_a, tile, key, limit, scale, d_u, a, target, rank, row, mask, u_stride,
-    DROPS: tl.constexpr, RANK: tl.constexpr,
+    total, d_a, tile, key, limit, d_u, a, first, target, rank, row, mask, u_stride,
+    DROPS: tl.constexpr, RANK: tl.constexpr, ADDS: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     d_u_tile = tl.load(d_u + row[:, None] * u_stride + (target * RANK + rank)[None, :], mask=mask, other=0.0)
-    d_x_tile = _lora_dropout(tl.dot(d_u_tile, a, input_precision="ieee"), key, limit, target, DROPS)
-    dropped = _lora_dropout(tile, key, limit, target, DROPS)
-    return total + d_x_tile * scale, tl.dot(tl.trans(d_u_tile), dropped, d_a, input_precision="ieee")
+    if ADDS:
+        d_x_tile = tl.dot(d_u_tile, a, input_precision="ieee")
+        total += dropout(d_x_tile, key, limit, first + target, DROPS)
+    if SUMS:
+        dropped = dropout(tile, key, limit, first + target, DROPS)
+        d_a = tl.dot(tl.trans(d_u_tile), dropped, d_a, input_precision="ieee")
+    return total, d_a
 
 
-@jit(do_not_specialize=["seed_offset", "limit"])
+@jit(do_not_specialize=["seed_offset", "limit", "first"])
 def _lora_backward(
-    d_x, d_u, a, x, rstd, weight, d_a, d_a_stride, tokens, width, u_stride, seed, seed_offset, limit, scale,
-    RANK: tl.constexpr, TARGETS: tl.constexpr, DROPS: tl.constexpr, NORMED: tl.constexpr,
+    d_x, d_u, a, x, scales, weight, d_a, d_a_stride, tokens, width, u_stride, seed, seed_offset, limit, scale,
+    first, RANK: tl.constexpr, TARGETS: tl.constexpr, DROPS: tl.constexpr, NORMED: tl.constexpr,
+    IS_SWIGLU: tl.constexpr, IN_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, SUMS: tl.constexpr,
     SPLIT: tl.constexpr, TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     salt = (tl.load(seed) + seed_offset).to(tl.uint32) if DROPS else 0
@@ -369,95 +380,36 @@ def _lora_backward(
         offsets = row[:, None] * width + column[None, :]
         mask = (row < tokens)[:, None] & column_mask[None, :]
         u_mask = (row < tokens)[:, None] & rank_mask[None, :]
-        tile = tl.load(x + offsets, mask=mask, other=0.0)
+        total = tl.zeros((TOKENS, COLUMNS), dtype=tl.float32)
+        if IS_SWIGLU:
+            last = tl.minimum(row, tokens - 1)[:, None]  # rows beyond the last repeat it, with a d_u of 0
+            block = tl.program_id(0) * COLUMNS // BLOCK
+            gate, up = load_gate_and_up(x, scales, last, block, column[None, :], width, IN_BLOCKS, BLOCK)
+            tile = (gate * fast_sigmoid(gate) * up).to(d_u.dtype.element_ty)
+        else:
+            tile = tl.load(x + offsets, mask=mask, other=0.0) if SUMS else total
         if NORMED:
-            row_rstd = tl.load(rstd + row, mask=row < tokens, other=0.0)
-            tile = (tile.to(tl.float32) * row_rstd[:, None] * gain[None, :]).to(x.dtype.element_ty)
-        total = tl.load(d_x + offsets, mask=mask, other=0.0).to(tl.float32)
-        key = _lora_hash(row, column, salt) if DROPS else tile
+            rstd = tl.load(scales + row, mask=row < tokens, other=0.0)
+            tile = (tile.to(tl.float32) * rstd[:, None] * gain[None, :]).to(x.dtype.element_ty)
+        key = mask_hash(row, column, salt) if DROPS else tile
         total, sum_0 = _lora_backward_step(
-            total, sum_0, tile, key, limit, scale, d_u, a_0, 0, rank, row, u_mask, u_stride, DROPS, RANK
-        )
+            total, sum_0, tile, key, limit, d_u, a_0, first, 0, rank, row, u_mask, u_stride, DROPS, RANK, ADDS, SUMS
+        )  # fmt: skip
         if TARGETS > 1:
             total, sum_1 = _lora_backward_step(
-                total, sum_1, tile, key, limit, scale, d_u, a_1, 1, rank, row, u_mask, u_stride, DROPS, RANK
-            )
+                total, sum_1, tile, key, limit, d_u, a_1, first, 1, rank, row, u_mask, u_stride, DROPS, RANK, ADDS, SUMS
+            )  # fmt: skip
         if TARGETS > 2:
             total, sum_2 = _lora_backward_step(
-                total, sum_2, tile, key, limit, scale, d_u, a_2, 2, rank, row, u_mask, u_stride, DROPS, RANK
-            )
-        tl.store(d_x + offsets, total.to(d_x.dtype.element_ty), mask=mask)
-    d_a += tl.program_id(1).to(tl.int64) * d_a_stride
-    tl.store(d_a + a_offsets, sum_0 * scale, mask=a_mask)
-    if TARGETS > 1:
-        tl.store(d_a + next_a + a_offsets, sum_1 * scale, mask=a_mask)
-    if TARGETS > 2:
-        tl.store(d_a + 2 * next_a + a_offsets, sum_2 * scale, mask=a_mask)
-
-
-@jit(do_not_specialize=["seed_offset", "limit"])
-def _lora_input_gradient(
-    d_x, d_u, a, tokens, width, u_stride, seed, seed_offset, limit, scale,
-    RANK: tl.constexpr, TARGETS: tl.constexpr, DROPS: tl.constexpr,
-    TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    salt = (tl.load(seed) + seed_offset).to(tl.uint32) if DROPS else 0
-    row = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    offsets = row[:, None] * width + column[None, :]
-    mask = (row < tokens)[:, None] & (column < width)[None, :]
-    total = tl.load(d_x + offsets, mask=mask, other=0.0).to(tl.float32)
-    if DROPS:
-        key = _lora_hash(row, column, salt)
-    for target in tl.static_range(TARGETS):
-        part = tl.zeros((TOKENS, COLUMNS), dtype=tl.float32)
-        for first in tl.static_range(0, RANK, RANKS):
-            rank = first + tl.arange(0, RANKS)
-            u_column = target * RANK + rank
-            left = tl.load(
-                d_u + row[:, None] * u_stride + u_column[None, :],
-                mask=(row < tokens)[:, None] & (rank < RANK)[None, :],
-                other=0.0,
-            )
-            right = tl.load(
-                a + u_column[:, None] * width + column[None, :],
-                mask=(rank < RANK)[:, None] & (column < width)[None, :],
-                other=0.0,
-            )
-            part = tl.dot(left, right, part, input_precision="ieee")
-        if DROPS:
-            part = tl.where(_lora_keep_mask(key, limit, target), part, 0.0)
-        total += part * scale
-    tl.store(d_x + offsets, total.to(d_x.dtype.element_ty), mask=mask)
-
-
-@jit(do_not_specialize=["seed_offset", "limit"])
-def _lora_weight_gradient(
-    d_u, x, d_a, d_a_stride, tokens, width, u_stride, seed, seed_offset, limit, scale, RANK: tl.constexpr,
-    DROPS: tl.constexpr, SPLIT: tl.constexpr, TOKENS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    salt = (tl.load(seed) + seed_offset).to(tl.uint32) if DROPS else 0
-    TILES: tl.constexpr = (RANK + RANKS - 1) // RANKS
-    target = tl.program_id(0) // TILES
-    rank = tl.program_id(0) % TILES * RANKS + tl.arange(0, RANKS)
-    u_column = target * RANK + rank
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros((RANKS, COLUMNS), dtype=tl.float32)
-    for start in range(0, SPLIT, TOKENS):
-        row = tl.program_id(2).to(tl.int64) * SPLIT + start + tl.arange(0, TOKENS)
-        left = tl.load(
-            d_u + row[None, :] * u_stride + u_column[:, None],
-            mask=(row < tokens)[None, :] & (rank < RANK)[:, None],
-            other=0.0,
-        )
-        tile = tl.load(
-            x + row[:, None] * width + column[None, :],
-            mask=(row < tokens)[:, None] & (column < width)[None, :],
-            other=0.0,
-        )
-        if DROPS:
-            tile = _lora_dropout(tile, _lora_hash(row, column, salt), limit, target, DROPS)
-        total = tl.dot(left, tile, total, input_precision="ieee")
-    mask = (rank < RANK)[:, None] & (column < width)[None, :]
-    pointers = d_a + tl.program_id(2).to(tl.int64) * d_a_stride + u_column[:, None] * width + column[None, :]
-    tl.store(pointers, total * scale, mask=mask)
+                total, sum_2, tile, key, limit, d_u, a_2, first, 2, rank, row, u_mask, u_stride, DROPS, RANK, ADDS, SUMS
+            )  # fmt: skip
+        if ADDS:
+            total = tl.load(d_x + offsets, mask=mask, other=0.0).to(tl.float32) + total * scale
+            tl.store(d_x + offsets, total.to(d_x.dtype.element_ty), mask=mask)
+    if SUMS:
+        d_a += tl.program_id(1).to(tl.int64) * d_a_stride
+        tl.store(d_a + a_offsets, sum_0 * scale, mask=a_mask)
+        if TARGETS > 1:
+            tl.store(d_a + next_a + a_offsets, sum_1 * scale, mask=a_mask)
+        if TARGETS > 2:
+            tl.store(d_a + 2 * next_a + a_offsets, sum_2 * scale, mask=a_mask)

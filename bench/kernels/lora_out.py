@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from bench.kernels.lora import COLUMNS, MAX_TARGETS, LoraInput, rank_tiles, sum_parts
+from bench.kernels.int8.matmul import MAX_TARGETS, column_edges
+from bench.kernels.lora import LoraInput, rank_tiles, sum_parts
 from bench.kernels.triton_compat import HOPPER, ceil_div, gpu_properties, jit, next_power_of_2, tl, uses_triton
 
-OUT_TOKENS = 64
+OUT_TOKENS, OUT_COLUMNS = 64, 128
 BACKWARD_RANKS, BACKWARD_COLUMNS = 16, 64  # per program of backward, and columns per iteration
 
 
@@ -28,9 +29,9 @@ def out(u: Any, b: Any, columns: tuple[slice, ...], adapters: LoraInput) -> Any:
     if not uses_triton(u):
         return out_reference(u, b, columns, adapters)
     y = torch.empty((len(u), len(b)), dtype=u.dtype, device=u.device)
-    _lora_out[(ceil_div(len(b), COLUMNS), ceil_div(len(u), OUT_TOKENS))](
+    _lora_out[(ceil_div(len(b), OUT_COLUMNS), ceil_div(len(u), OUT_TOKENS))](
         u, b, y, len(u), len(b), u.shape[1], *column_edges(columns), RANK=adapters.rank, TOKENS=OUT_TOKENS,
-        RANKS=rank_tiles(adapters.rank, adapters.rank)[0], TARGETS=len(columns), COLUMNS=COLUMNS, num_warps=4,
+        RANKS=rank_tiles(adapters.rank, adapters.rank)[0], TARGETS=len(columns), COLUMNS=OUT_COLUMNS, num_warps=4,
     )  # fmt: skip
     return y
 
@@ -58,12 +59,6 @@ def out_gradients(d_y: Any, b: Any, u: Any, columns: tuple[slice, ...], adapters
 def backward_tokens(capability: tuple[int, int]) -> int:
     """Return the tokens of a program of backward: as many as fit in registers without spilling."""
     return 256 if capability >= HOPPER else 128
-
-
-def column_edges(columns: tuple[slice, ...]) -> tuple[int, ...]:
-    """Return first and end column of MAX_TARGETS adapters; a missing one covers no column."""
-    edges = [edge for part in columns for edge in (part.start, part.stop)]
-    return (*edges, *[0] * (2 * MAX_TARGETS - len(edges)))
 
 
 # In plain PyTorch -----------------------------------------------------------------------------------------------------

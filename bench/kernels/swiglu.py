@@ -4,7 +4,7 @@
     backward   d_up = d_act * silu(gate);  d_gate = d_act * up * sigmoid(gate) (1 + gate (1 - sigmoid(gate)))
 
 joined: (T, 2I), gate then up; act: (T, I). Bytes moved: forward 3 x 2TI; backward 5 x 2TI, with the gradients
-overwriting gate and up, or 6 x 2TI if the down projection has an adapter, which needs act: it overwrites d_act.
+overwriting gate and up.
 """
 
 from typing import Any
@@ -26,18 +26,13 @@ def swiglu(joined: Any) -> Any:
     return act
 
 
-def swiglu_backward_(joined: Any, d_act: Any, *, keep_act: bool) -> None:
-    """Overwrite `joined` with its gradient and, with `keep_act`, `d_act` with act."""
+def swiglu_backward_(joined: Any, d_act: Any) -> None:
+    """Overwrite `joined` with its gradient."""
     tokens, inner = d_act.shape
     if not uses_triton(joined):
-        act, gradient = swiglu_reference(joined), swiglu_backward_reference(joined, d_act)
-        joined.copy_(gradient)
-        if keep_act:
-            d_act.copy_(act)
+        joined.copy_(swiglu_backward_reference(joined, d_act))
         return
-    _swiglu_backward[(tokens, ceil_div(inner, COLUMNS))](
-        joined, d_act, inner, STORES_ACT=keep_act, COLUMNS=COLUMNS, num_warps=4
-    )  # fmt: skip
+    _swiglu_backward[(tokens, ceil_div(inner, COLUMNS))](joined, d_act, inner, COLUMNS=COLUMNS, num_warps=4)
 
 
 def swiglu_reference(joined: Any) -> Any:
@@ -64,18 +59,15 @@ def _swiglu_forward(joined, act, inner, COLUMNS: tl.constexpr):
 
 
 @jit
-def _swiglu_backward(joined, d_act, inner, STORES_ACT: tl.constexpr, COLUMNS: tl.constexpr):
+def _swiglu_backward(joined, d_act, inner, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = column < inner
-    pointers, act_pointers = joined + row * 2 * inner + column, d_act + row * inner + column
+    pointers = joined + row * 2 * inner + column
     gate = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(pointers + inner, mask=mask, other=0.0).to(tl.float32)
-    gradient = tl.load(act_pointers, mask=mask, other=0.0).to(tl.float32)
+    gradient = tl.load(d_act + row * inner + column, mask=mask, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(gate)
-    silu = gate * sigmoid
     dtype = joined.dtype.element_ty
     tl.store(pointers, (gradient * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))).to(dtype), mask=mask)
-    tl.store(pointers + inner, (gradient * silu).to(dtype), mask=mask)
-    if STORES_ACT:
-        tl.store(act_pointers, (silu * up).to(dtype), mask=mask)
+    tl.store(pointers + inner, (gradient * gate * sigmoid).to(dtype), mask=mask)

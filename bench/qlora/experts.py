@@ -252,7 +252,7 @@ def _act(module: Any, joined: Any) -> Any:
 def _act_backward(module: Any, joined: Any, d_act: Any) -> Any:
     """Return the gradient of `joined`, which may be overwritten."""
     if _is_swiglu(module):
-        swiglu_backward_(joined, d_act, keep_act=False)
+        swiglu_backward_(joined, d_act)
         return joined
     with torch.enable_grad():
         joined = joined.detach().requires_grad_()

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from bench.kernels import nf4, norm, swiglu  # noqa: E402 - after the skips
+from bench.kernels import lora, nf4, norm, swiglu  # noqa: E402 - after the skips
 from bench.kernels.int8 import matmul, row_quant, weight_quant  # noqa: E402
 from bench.kernels.int8 import swiglu as int8_swiglu  # noqa: E402
 from bench.qlora.recipes import int8  # noqa: E402
@@ -154,7 +154,7 @@ def test_tiles_are_measured_once_and_change_no_random_number(tmp_path, monkeypat
 @on_gpu
 @pytest.mark.parametrize("in_blocks", [False, True])
 @pytest.mark.parametrize(("tokens", "inner"), [(1, 64), (37, 1536), (130, 14336)])
-def test_swiglu_writes_int8_and_16_bits_on_request(tokens, inner, in_blocks):
+def test_swiglu_writes_int8_and_the_activation_on_request(tokens, inner, in_blocks):
     gate_up, d_act, columns = random(tokens, 2 * inner), random(tokens, inner), outliers(inner)
     factors = torch.rand(2 * inner, device="cuda") + 0.5
     if in_blocks:
@@ -172,17 +172,24 @@ def test_swiglu_writes_int8_and_16_bits_on_request(tokens, inner, in_blocks):
     assert torch.equal(actual.values, int8_only.values)
     assert relative_error(int8_swiglu.swiglu_rows(gate_up, None, keep_act=True)[1], act) < 4e-3
     assert relative_error(restored(actual), restored(expected)) < 1e-2
-    before = d_act.clone()
-    gate_up_copy = copy.deepcopy(gate_up)
-    assert_same(
-        int8_swiglu.swiglu_backward_rows(gate_up_copy, d_act, factors)[0],
-        row_quant.quantize_rows_reference(gradient, factors=factors),
-    )
-    assert torch.equal(d_act, before)
-    actual, kept = int8_swiglu.swiglu_backward_rows(gate_up, d_act, factors, keep_act=True, keep_gradient=True)
+    check_gradients_of_adapters(tokens, inner, gate_up, act)
+    actual, kept = int8_swiglu.swiglu_backward_rows(copy.deepcopy(gate_up), d_act, factors, keep_gradient=True)
     assert_same(actual, row_quant.quantize_rows_reference(gradient, factors=factors))
     assert relative_error(kept, gradient) < 4e-3
-    assert relative_error(d_act, act) < 4e-3
+    int8_only, missing = int8_swiglu.swiglu_backward_rows(gate_up, d_act, factors)
+    assert missing is None
+    assert torch.equal(actual.values, int8_only.values)
+
+
+def check_gradients_of_adapters(tokens: int, inner: int, gate_up: Any, act: Any) -> None:
+    """Check the A side of an adapter whose input is SwiGLU, recomputed."""
+    seed = lora.MaskSeed(base=torch.tensor(7, device="cuda"))
+    adapters = lora.LoraInput(rank=16, scaling=2.0, p=0.1, seed=seed)
+    d_u, a, d_x = random(tokens, 16), random(16, inner), random(tokens, inner)
+    expected = d_x.float() + lora.input_gradient_reference(d_u, a, adapters)
+    d_a = lora.backward_(d_x, d_u, a, lora.SwigluInput(joined=gate_up), adapters)
+    assert relative_error(d_x, expected) < 4e-3
+    assert relative_error(d_a, lora.weight_gradient_reference(d_u, act, adapters)) < 4e-3
 
 
 @on_gpu

@@ -31,7 +31,7 @@ BF16 = torch.bfloat16
 # Bytes of registers that a thread of a kernel may spill, measured; 0 for the others.
 MAX_SPILLED = {
     "_int8_matmul": 900, "_attention_dkv": 32, "_int8_swiglu_forward": 8, "_int8_swiglu_backward": 24,
-    "_lora_backward": 68, "_lora_down": 8,
+    "_lora_down": 8,
 }  # fmt: skip
 
 
@@ -93,13 +93,15 @@ def launch_lora(hidden: int, inner: int, **_: Any) -> None:
         lora.down(x, a, adapters)
         normed = lora.NormedInput(total=x, rstd=floats(TOKENS), weight=meta(width))
         for each in (x, normed):
-            lora.backward_(meta(TOKENS, width), d_u, a, each, adapters, lora.empty_weight_gradient(x, a))
-        lora.add_input_gradient_(meta(TOKENS, width), d_u, a, adapters)
-        lora.weight_gradient(d_u, x, adapters, lora.empty_weight_gradient(x, a))
+            lora.backward_(meta(TOKENS, width), d_u, a, each, adapters)
+        lora.backward_(None, d_u, a, normed, adapters)
         columns = tuple(slice(each * width // targets, (each + 1) * width // targets) for each in range(targets))
         b = meta(width, rank)
         lora_out.out(d_u, b, columns, adapters)
         lora_out.out_gradients(x, b, d_u, columns, adapters)
+    for source in (meta(TOKENS, 2 * inner), row_quant.empty_blocks(TOKENS, 2 * inner, BF16, "meta")):
+        joined = lora.SwigluInput(joined=source)
+        lora.backward_(meta(TOKENS, inner), meta(TOKENS, 16), meta(16, inner), joined, lora_input(16, 0.05))
 
 
 def launch_loss(vocabulary: int, **_: Any) -> None:
@@ -147,11 +149,11 @@ def launch_swiglu(inner: int, **_: Any) -> None:
     joined, d_act, columns, factors = meta(TOKENS, 2 * inner), meta(TOKENS, inner), columns_of(inner), floats(2 * inner)
     swiglu_16.swiglu(joined)
     blocks = row_quant.empty_blocks(TOKENS, 2 * inner, BF16, "meta")
-    for keep in (False, True):
-        swiglu_16.swiglu_backward_(joined, d_act, keep_act=keep)
-        for each in (joined, blocks):
+    swiglu_16.swiglu_backward_(joined, d_act)
+    for each in (joined, blocks):
+        for keep in (False, True):
             swiglu.swiglu_rows(each, columns, keep_act=keep)
-            swiglu.swiglu_backward_rows(each, d_act, factors, keep_act=keep, keep_gradient=keep)
+            swiglu.swiglu_backward_rows(each, d_act, factors, keep_gradient=keep)
     row_quant.quantize_rows(d_act, columns=columns)
     row_quant.quantize_rows(d_act, factors=floats(inner))
 

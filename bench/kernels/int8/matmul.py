@@ -32,9 +32,9 @@ from bench.kernels.int8.row_quant import (
     round_to_int8,
     scale_and_inverse,
 )
-from bench.kernels.lora_out import column_edges
 from bench.kernels.triton_compat import TensorDescriptor, ceil_div, gpu_properties, jit, tl, uses_triton
 
+MAX_TARGETS = 3  # adapters of one product: q, k and v
 GROUP_TILES = 8  # tiles of tokens that share a tile of columns in the cache
 
 
@@ -154,6 +154,12 @@ def select_tiles(by_shape: Mapping[tuple[int, int], Tiles]) -> None:
     """Replace the default tiles of products whose right side has one of these shapes (N, K), in this process."""
     _selected.clear()
     _selected.update(by_shape)
+
+
+def column_edges(columns: tuple[slice, ...]) -> tuple[int, ...]:
+    """Return first and end column of MAX_TARGETS adapters; a missing one covers no column."""
+    edges = [edge for part in columns for edge in (part.start, part.stop)]
+    return (*edges, *[0] * (2 * MAX_TARGETS - len(edges)))
 
 
 def product_reference(a: QuantizedRows, b: QuantizedRows, side_inputs: SideInputs, dtype: Any) -> Any:

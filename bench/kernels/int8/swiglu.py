@@ -3,7 +3,7 @@
     forward    act = silu(gate) * up                      as `QuantizedRows` with outlier columns
     backward   the joined gradient of gate and up         as `QuantizedRows`, each column times its factor
 
-Gate and up are `QuantizedBlocks` or a tensor. Results are written in 16 bits as well only if an adapter needs them.
+Gate and up are `QuantizedBlocks` or a tensor. act is written in 16 bits as well only if an adapter needs it.
 Bytes moved from QuantizedBlocks: forward 2TI in and TI out, where the bf16 kernel and `quantize_rows` move 10TI;
 backward 4TI in and 2TI out, where they move 16TI. Arithmetic limits these kernels as much as memory does, so the
 exponential and the reciprocal are approximate, to two units in the last place each.
@@ -20,6 +20,7 @@ from bench.kernels.int8.row_quant import (
     QuantizedRows,
     dequantize,
     empty_rows,
+    from_int8,
     max_with_nan,
     quantize_rows_reference,
     rotate,
@@ -35,7 +36,7 @@ FORWARD_REGISTERS = 64  # per thread: two programs of 16 warps share a multiproc
 
 def swiglu_rows(joined: Any, columns: OutlierColumns | None, *, keep_act: bool = False) -> tuple[QuantizedRows, Any]:
     """Return (act in INT8, act in 16 bits if `keep_act`). joined: (T, 2I), `QuantizedBlocks` or a tensor."""
-    values = _values(joined)
+    values, scales = kernel_tensors(joined)
     if not uses_triton(values):
         act = swiglu_reference(dequantize(joined)).to(joined.dtype)
         return quantize_rows_reference(act, columns=columns), act if keep_act else None
@@ -45,7 +46,7 @@ def swiglu_rows(joined: Any, columns: OutlierColumns | None, *, keep_act: bool =
     indices, is_outlier = (values, values) if columns is None else (columns.indices, columns.is_outlier)
     act = torch.empty((tokens, inner), dtype=joined.dtype, device=values.device) if keep_act else None
     _int8_swiglu_forward[(tokens,)](
-        values, _scales(joined), values if act is None else act, out.values, out.scales,
+        values, scales, values if act is None else act, out.values, out.scales,
         values if out.outliers is None else out.outliers, indices, is_outlier, inner, count,
         IN_BLOCKS=isinstance(joined, QuantizedBlocks), STORES_ACT=keep_act, HAS_OUTLIERS=count > 0,
         OUTLIERS=next_power_of_2(max(1, count)), BLOCKS=next_power_of_2(ceil_div(inner, BLOCK)), BLOCK=BLOCK,
@@ -55,18 +56,15 @@ def swiglu_rows(joined: Any, columns: OutlierColumns | None, *, keep_act: bool =
 
 
 def swiglu_backward_rows(
-    joined: Any, d_act: Any, factors: Any, *, keep_act: bool = False, keep_gradient: bool = False
+    joined: Any, d_act: Any, factors: Any, *, keep_gradient: bool = False
 ) -> tuple[QuantizedRows, Any]:
     """Return (gradient (T, 2I) of `joined` in INT8, the same in 16 bits if `keep_gradient`).
 
-    Overwrites `joined`: `QuantizedBlocks` by the INT8 gradient. With `keep_act`, overwrites `d_act` by act.
+    Overwrites `joined`: `QuantizedBlocks` by the INT8 gradient.
     """
-    values = _values(joined)
+    values, scales = kernel_tensors(joined)
     if not uses_triton(values):
-        wide = dequantize(joined)
-        gradient = swiglu_backward_reference(wide, d_act).to(d_act.dtype)
-        if keep_act:
-            d_act.copy_(swiglu_reference(wide))
+        gradient = swiglu_backward_reference(dequantize(joined), d_act).to(d_act.dtype)
         return quantize_rows_reference(gradient, factors=factors), gradient if keep_gradient else None
     tokens, inner = d_act.shape
     in_blocks, gradient = isinstance(joined, QuantizedBlocks), None
@@ -77,19 +75,16 @@ def swiglu_backward_rows(
     if keep_gradient:
         gradient = torch.empty_like(values, dtype=d_act.dtype) if in_blocks else values
     _int8_swiglu_backward[(tokens,)](
-        values, _scales(joined), d_act, d_act if gradient is None else gradient, out.values, out.scales, factors, inner,
-        IN_BLOCKS=in_blocks, STORES_ACT=keep_act, STORES_GRADIENT=keep_gradient,
-        BLOCKS=next_power_of_2(ceil_div(inner, BLOCK)), BLOCK=BLOCK, num_warps=warps_for(inner),
+        values, scales, d_act, d_act if gradient is None else gradient, out.values, out.scales, factors, inner,
+        IN_BLOCKS=in_blocks, STORES_GRADIENT=keep_gradient, BLOCKS=next_power_of_2(ceil_div(inner, BLOCK)), BLOCK=BLOCK,
+        num_warps=warps_for(inner),
     )  # fmt: skip
     return out, gradient
 
 
-def _values(joined: Any) -> Any:
-    return joined.values if isinstance(joined, QuantizedBlocks) else joined
-
-
-def _scales(joined: Any) -> Any:
-    return joined.scales if isinstance(joined, QuantizedBlocks) else joined
+def kernel_tensors(joined: Any) -> tuple[Any, Any]:
+    """Return the numbers of `joined` and their scales, unused if it is a tensor."""
+    return (joined.values, joined.scales) if isinstance(joined, QuantizedBlocks) else (joined, joined)
 
 
 # On the GPU -----------------------------------------------------------------------------------------------------------
@@ -106,23 +101,23 @@ SIGMOID = tl.constexpr(
 
 
 @jit
-def _sigmoid(x):
+def fast_sigmoid(x):
     return tl.inline_asm_elementwise(SIGMOID, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @jit
-def _load_gate_and_up(joined, scales, row, block, column, inner, IN_BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
-    """Load a row of gate and of up, float32; `column` lies in `block`."""
+def load_gate_and_up(joined, scales, row, block, column, inner, IN_BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
+    """Load gate and up at `row` and `column`, which lies in `block`, float32."""
     mask = column < inner
     pointers = joined + row * 2 * inner + column
-    gate = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(pointers + inner, mask=mask, other=0.0).to(tl.float32)
+    gate, up = tl.load(pointers, mask=mask, other=0), tl.load(pointers + inner, mask=mask, other=0)
     if IN_BLOCKS:
+        gate, up = from_int8(gate), from_int8(up)
         blocks = inner // BLOCK
-        scale = scales + row * 2 * blocks + block
-        gate *= tl.load(scale, mask=block < blocks, other=0.0)
-        up *= tl.load(scale + blocks, mask=block < blocks, other=0.0)
-    return gate, up
+        scale = scales + row * 2 * blocks + tl.minimum(block, blocks - 1)
+        gate *= tl.load(scale)
+        up *= tl.load(scale + blocks)
+    return gate.to(tl.float32), up.to(tl.float32)
 
 
 @jit
@@ -135,8 +130,8 @@ def _int8_swiglu_forward(
     block = tl.arange(0, BLOCKS)[:, None]
     column = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask = column < inner
-    gate, up = _load_gate_and_up(joined, scales_joined, row, block, column, inner, IN_BLOCKS, BLOCK)
-    act = gate * _sigmoid(gate) * up
+    gate, up = load_gate_and_up(joined, scales_joined, row, block, column, inner, IN_BLOCKS, BLOCK)
+    act = gate * fast_sigmoid(gate) * up
     if STORES_ACT:
         tl.store(act_16 + row * inner + column, act.to(act_16.dtype.element_ty), mask=mask)
     if HAS_OUTLIERS:
@@ -150,29 +145,26 @@ def _int8_swiglu_forward(
         outlier = tl.arange(0, OUTLIERS)
         outlier_mask = outlier < count
         index = tl.load(indices + outlier, mask=outlier_mask, other=0)
-        gate, up = _load_gate_and_up(joined, scales_joined, row, index // BLOCK, index, inner, IN_BLOCKS, BLOCK)
-        act = gate * _sigmoid(gate) * up
+        gate, up = load_gate_and_up(joined, scales_joined, row, index // BLOCK, index, inner, IN_BLOCKS, BLOCK)
+        act = gate * fast_sigmoid(gate) * up
         tl.store(outliers + row * count + outlier, act.to(outliers.dtype.element_ty), mask=outlier_mask)
 
 
 @jit
 def _int8_swiglu_backward(
     joined, scales_joined, d_act, gradient_16, values, scales, factors, inner, IN_BLOCKS: tl.constexpr,
-    STORES_ACT: tl.constexpr, STORES_GRADIENT: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    STORES_GRADIENT: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCKS)[:, None]
     column = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask = column < inner
-    offsets, act_pointers = row * 2 * inner + column, d_act + row * inner + column
-    gate, up = _load_gate_and_up(joined, scales_joined, row, block, column, inner, IN_BLOCKS, BLOCK)
-    gradient = tl.load(act_pointers, mask=mask, other=0.0).to(tl.float32)
-    sigmoid = _sigmoid(gate)
+    gate, up = load_gate_and_up(joined, scales_joined, row, block, column, inner, IN_BLOCKS, BLOCK)
+    gradient = tl.load(d_act + row * inner + column, mask=mask, other=0.0).to(tl.float32)
+    sigmoid = fast_sigmoid(gate)
     silu = gate * sigmoid
-    if STORES_ACT:
-        tl.store(act_pointers, (silu * up).to(d_act.dtype.element_ty), mask=mask)
-    d_gate = gradient * up * (sigmoid + silu * (1.0 - sigmoid))
-    d_up = gradient * silu
+    d_gate, d_up = gradient * up * (sigmoid + silu * (1.0 - sigmoid)), gradient * silu
+    offsets = row * 2 * inner + column
     if STORES_GRADIENT:
         tl.store(gradient_16 + offsets, d_gate.to(gradient_16.dtype.element_ty), mask=mask)
         tl.store(gradient_16 + offsets + inner, d_up.to(gradient_16.dtype.element_ty), mask=mask)

@@ -42,14 +42,6 @@ class Adapter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallGradients:
-    """The gradients of u, (T, n R), and of every B, (N, R) float32."""
-
-    d_u: Any
-    d_b: Any
-
-
-@dataclass(frozen=True, kw_only=True)
 class FusedLinear:
     """Linear layers with a common input. `scaling` is s, `dropout` its probability; `adapters` may be empty.
 
@@ -133,17 +125,16 @@ class FusedLinear:
         quantized, act = swiglu_rows(gate_up, columns, keep_act=columns is None or bool(self.adapters))
         return act, None if columns is None else quantized
 
-    def activation_gradient(self, gate_up: Any, d_act: Any, *, keep_act: bool) -> tuple[Any, QuantizedRows | None]:
+    def activation_gradient(self, gate_up: Any, d_act: Any) -> tuple[Any, QuantizedRows | None]:
         """Compute the gradient of `gate_up`, this product's y, from d_act, the gradient of swiglu(gate_up).
 
-        The result is in 16 and in 8 bits, for `backward`. Overwrites both arguments; with `keep_act`, d_act becomes
-        swiglu(gate_up).
+        The result is in 16 and in 8 bits, for `backward`. Overwrites `gate_up`.
         """
         if self.int8 is None:
-            swiglu_backward_(gate_up, d_act, keep_act=keep_act)
+            swiglu_backward_(gate_up, d_act)
             return gate_up, None
-        options = {"keep_act": keep_act, "keep_gradient": bool(self.adapters)}
-        quantized, d_gate_up = swiglu_backward_rows(gate_up, d_act, self.int8.scales, **options)
+        keep = bool(self.adapters)
+        quantized, d_gate_up = swiglu_backward_rows(gate_up, d_act, self.int8.scales, keep_gradient=keep)
         return d_gate_up, quantized
 
     def activation_gradient_in_parts(
@@ -159,50 +150,30 @@ class FusedLinear:
         return QuantizedRows(values=gate_up.values, scales=torch.cat(scales), dtype=gate_up.dtype)
 
     def backward(
-        self, d_y: Any, x: Any, u: Any, seed: MaskSeed | None, d_y_int8: QuantizedRows | None = None
+        self,
+        d_y: Any,
+        x: Any,
+        u: Any,
+        seed: MaskSeed | None,
+        d_y_int8: QuantizedRows | None = None,
+        *,
+        needs_x: bool = True,
     ) -> tuple[Any, tuple[Any, ...]]:
-        """Compute (d_x, gradients of `parameters` in their order). `x` may be a `lora.NormedInput`.
+        """Compute (d_x, None without `needs_x`; gradients of `parameters` in their order).
 
-        `d_y_int8` is d_y times `factors` in 8 bits, if already quantized; then d_y may be None without adapters.
+        `x` may be a `lora.NormedInput` or a `lora.SwigluInput`. `d_y_int8` is d_y times `factors` in 8 bits, if already
+        quantized; then d_y may be None without adapters.
         """
-        d_x = self._frozen_gradient(d_y, d_y_int8)
-        small = self.small_gradients(d_y, u)
-        if small is None:
-            return d_x, ()
-        partial_sums = lora.empty_weight_gradient(d_y, self.work_a)
-        lora.backward_(d_x, small.d_u, self.work_a, x, self._lora_input(seed), partial_sums)
-        return d_x, self._split_gradients(small, partial_sums)
-
-    def input_gradient(self, d_y: Any, u: Any, seed: MaskSeed | None) -> tuple[Any, SmallGradients | None]:
-        """Compute (d_x, the small gradients for `parameter_gradients`), without x."""
-        d_x, small = self._frozen_gradient(d_y, None), self.small_gradients(d_y, u)
-        if small is not None:
-            lora.add_input_gradient_(d_x, small.d_u, self.work_a, self._lora_input(seed))
-        return d_x, small
-
-    def _frozen_gradient(self, d_y: Any, d_y_int8: QuantizedRows | None) -> Any:
-        """Compute d_y W."""
-        return d_y @ self.weight(d_y) if self.int8 is None else self.int8.input_gradient(d_y, d_y_int8)
-
-    def small_gradients(self, d_y: Any, u: Any) -> SmallGradients | None:
-        """Compute the gradients that depend only on d_y; None without adapters."""
+        d_x = None
+        if needs_x:
+            d_x = d_y @ self.weight(d_y) if self.int8 is None else self.int8.input_gradient(d_y, d_y_int8)
         if not self.adapters:
-            return None
+            return d_x, ()
         d_u, d_b = lora_out.out_gradients(d_y, self.work_b, u, self.columns, self._lora_input(None))
-        return SmallGradients(d_u=d_u, d_b=d_b)
-
-    def parameter_gradients(self, small: SmallGradients | None, x: Any, seed: MaskSeed | None) -> tuple[Any, ...]:
-        """Compute the gradients of `parameters`, in their order. `x` may be a `lora.NormedInput`."""
-        if small is None:
-            return ()
-        partial_sums = lora.empty_weight_gradient(small.d_u, self.work_a)
-        lora.weight_gradient(small.d_u, x, self._lora_input(seed), partial_sums)
-        return self._split_gradients(small, partial_sums)
-
-    def _split_gradients(self, small: SmallGradients, partial_sums: Any) -> tuple[Any, ...]:
-        pairs = zip(partial_sums.sum(0).split(self.rank), self.adapters, strict=True)
-        gradients = (gradient for d_a, adapter in pairs for gradient in (d_a, small.d_b[adapter.columns]))
-        return tuple(gradient.to(self.adapters[0].a.dtype) for gradient in gradients)
+        d_a = lora.backward_(d_x, d_u, self.work_a, x, self._lora_input(seed))
+        pairs = zip(d_a.split(self.rank), self.adapters, strict=True)
+        gradients = (gradient for d_a, adapter in pairs for gradient in (d_a, d_b[adapter.columns]))
+        return d_x, tuple(gradient.to(self.adapters[0].a.dtype) for gradient in gradients)
 
     def _lora_input(self, seed: MaskSeed | None) -> LoraInput:
         has_dropout = seed is not None and self.dropout > 0.0

@@ -23,7 +23,7 @@ import torch
 
 from bench.kernels.attention import Samples, attend, attend_backward
 from bench.kernels.int8.row_quant import QuantizedBlocks, QuantizedRows
-from bench.kernels.lora import MaskSeed, NormedInput
+from bench.kernels.lora import MaskSeed, NormedInput, SwigluInput
 from bench.kernels.norm import (
     ResidualStream,
     rms_norm,
@@ -224,12 +224,9 @@ class FastLayer:
         if self.head_norms is not None:
             self.head_norms.backward_(d_qkv, self.heads, saved.head_norms)
         normed = NormedInput(total=saved.x, rstd=saved.rstd_in, weight=self.norm_in)
+        d_x, qkv_gradients = self.qkv.backward(d_qkv, normed, saved.u_qkv, seeds[0], needs_x=needs_x)
         if needs_x:
-            d_normed, qkv_gradients = self.qkv.backward(d_qkv, normed, saved.u_qkv, seeds[0])
-            d_x = rms_norm_backward(d_normed, saved.x, saved.rstd_in, self.norm_in, d_h)
-        else:
-            small = self.qkv.small_gradients(d_qkv, saved.u_qkv)
-            d_x, qkv_gradients = None, self.qkv.parameter_gradients(small, normed, seeds[0])
+            d_x = rms_norm_backward(d_x, saved.x, saved.rstd_in, self.norm_in, d_h)
         return d_x, (*qkv_gradients, *out_gradients, *gate_up_gradients, *down_gradients)
 
     def _activation_gradient(
@@ -240,11 +237,8 @@ class FastLayer:
         if self.is_offloaded and down_int8 is not None and isinstance(saved.gate_up, QuantizedBlocks) and not adapted:
             d_acts = down_int8.input_gradient_in_parts(d_y, None, TOKEN_PARTS)
             return None, self.gate_up.activation_gradient_in_parts(saved.gate_up, d_acts, TOKEN_PARTS), ()
-        d_act, small = self.down.input_gradient(d_y, saved.u_down, seed)
-        keep_act = bool(self.down.adapters)
-        d_gate_up, quantized = self.gate_up.activation_gradient(saved.gate_up, d_act, keep_act=keep_act)
-        # If an adapter needs the activation, d_act now holds it.
-        return d_gate_up, quantized, self.down.parameter_gradients(small, d_act, seed)
+        d_act, down_gradients = self.down.backward(d_y, SwigluInput(joined=saved.gate_up), saved.u_down, seed)
+        return *self.gate_up.activation_gradient(saved.gate_up, d_act), down_gradients
 
 
 class _Function(torch.autograd.Function):

@@ -111,17 +111,15 @@ def test_rotation_and_its_inverse():
     assert close(rope.unrotate(*heads.split(turned), angle.cos(), angle.sin(), heads), joined)
 
 
-@pytest.mark.parametrize("keep_act", [False, True])
-def test_swiglu_backward_matches_autograd_and_keeps_the_activation_on_request(keep_act):
+def test_swiglu_backward_matches_autograd():
     joined, d_act = leaf(5, 14), torch.randn(5, 7)
     gate, up = joined.chunk(2, dim=-1)
     act = torch.nn.functional.silu(gate) * up
     (expected,) = torch.autograd.grad(act, joined, d_act)
-    in_place, kept = joined.detach().clone(), d_act.clone()
+    in_place = joined.detach().clone()
     assert close(swiglu.swiglu(in_place), act)
-    swiglu.swiglu_backward_(in_place, kept, keep_act=keep_act)
+    swiglu.swiglu_backward_(in_place, d_act)
     assert close(in_place, expected)
-    assert close(kept, act.detach() if keep_act else d_act)
 
 
 # LoRA -----------------------------------------------------------------------------------------------------------------
@@ -137,15 +135,11 @@ def test_lora_gradients_match_autograd_under_the_same_masks(rank, targets, p):
     d_u = torch.randn_like(u)
     d_x, d_a = torch.autograd.grad(u, (x, a), d_u)
     actual = torch.ones(9, 12)
-    lora.add_input_gradient_(actual, d_u, a.detach(), adapters)
+    assert close(lora.backward_(actual, d_u, a.detach(), x.detach(), adapters), d_a)
     assert close(actual, d_x + 1)
-    buffer = lora.empty_weight_gradient(d_u, a)
-    lora.weight_gradient(d_u, x.detach(), adapters, buffer)
-    assert close(buffer.sum(0), d_a)
-    both, buffer = torch.ones(9, 12), torch.zeros_like(buffer)
-    lora.backward_(both, d_u, a.detach(), x.detach(), adapters, buffer)
-    assert close(both, actual)
-    assert close(buffer.sum(0), d_a)
+    assert close(lora.backward_(None, d_u, a.detach(), x.detach(), adapters), d_a)
+    assert lora.backward_(actual, d_u, a.detach(), None, adapters) is None
+    assert close(actual, 2 * d_x + 1)
     u, b = leaf(9, targets * rank), leaf(10 * targets, rank)
     y = torch.cat(
         [
@@ -162,10 +156,11 @@ def test_lora_gradients_match_autograd_under_the_same_masks(rank, targets, p):
     assert close(actual_d_b, d_b)
 
 
-def test_a_recomputed_input_equals_the_norms_output():
+def test_a_recomputed_input_equals_the_norms_and_swiglus_output():
     total, weight = torch.randn(9, 12), torch.randn(12)
     normed, rstd, _ = norm.rms_norm(total, weight, 1e-5)
     assert torch.equal(lora.NormedInput(total=total, rstd=rstd, weight=weight).recompute(), normed)
+    assert torch.equal(lora.SwigluInput(joined=total).recompute(), swiglu.swiglu(total))
 
 
 def test_masks_have_the_dropout_rate_and_are_uncorrelated():
