@@ -12,7 +12,6 @@ Not covered: restarts, and the first scores on a kind of device.
 import dataclasses
 import math
 import statistics
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -54,7 +53,6 @@ DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 
 
 STARTUP = Amount(value=25.0, low=5.0, high=100.0)  # no training of the model was measured
-NO_TIME = Amount(value=0.0, low=0.0, high=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +290,7 @@ def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingFor
         max_hours=training.max_hours,
         limiting_setting=training.limited_by,
         fallback=None if probe.forecast.recipe == trial.recipe else probe.forecast.recipe,
-        parts=_parts(settings, trial, probe, row or NO_TIME, steps),
+        parts=_parts(settings, trial, probe, row, steps),
     )
     if price is None or predicted.total is None:
         return predicted
@@ -341,8 +339,11 @@ def _trainings(
     return islice(alike, MAX_TRAININGS)
 
 
-def _parts(settings: Settings, trial: Trial, probe: ProbeResult, row: Amount, steps: int) -> dict[str, Amount]:
-    """Predict the time without the steps by PARTS: start and end of the processes, evaluations, checkpoints, scores."""
+def _parts(settings: Settings, trial: Trial, probe: ProbeResult, row: Amount | None, steps: int) -> dict[str, Amount]:
+    """Predict the time without the steps by PARTS: start and end of the processes, evaluations, checkpoints, scores.
+
+    What is not known is left out. `row` is the time of a row, if it is known.
+    """
     training, held_out = trial.training, probe.data.validation_examples
     if training is None:
         return {}
@@ -358,27 +359,28 @@ def _parts(settings: Settings, trial: Trial, probe: ProbeResult, row: Amount, st
         saves.append(max(MIN_PART_SEC, spent[CHECKPOINTS]))
         examples += [spent[EVALUATIONS] / evaluated] if evaluated else []
         answers += [spent[SCORES] / len(record.score.places)] if record.score and record.score.places else []
-    tokens = probe.data.tokens / max(1, probe.data.examples)
-    example = row.times(FORWARD_SHARE * tokens / (trial.micro_batch_size * trial.max_seq_len))
-    start = STARTUP
+    parts = {START: STARTUP}
     if starts:
         # The longest rehearsal may have compiled kernels, which later ones need not do.
         *others, longest = sorted(rehearsals)
         rehearsal = _next_value(others, OTHER_SPREAD) if others else Amount(value=longest, low=0.0, high=longest)
-        start = _sum([_next_value(starts, OTHER_SPREAD), rehearsal])
-    scored = min(training.score_rows, held_out) if answers and training.score else 0
-    return {
-        START: start,
-        EVALUATIONS: (_next_value(examples, OTHER_SPREAD) if examples else example).times(evaluations * held_out),
-        CHECKPOINTS: _next_value(saves, OTHER_SPREAD) if saves else NO_TIME,
-        SCORES: _next_value(answers, OTHER_SPREAD).times(scored) if scored else NO_TIME,
-    }
+        parts = {START: _sum([_next_value(starts, OTHER_SPREAD), rehearsal])}
+    if evaluations and (examples or row is not None):
+        tokens = probe.data.tokens / max(1, probe.data.examples)
+        share = FORWARD_SHARE * tokens / (trial.micro_batch_size * trial.max_seq_len)
+        example = _next_value(examples, OTHER_SPREAD) if examples or row is None else row.times(share)
+        parts[EVALUATIONS] = example.times(evaluations * held_out)
+    if saves:
+        parts[CHECKPOINTS] = _next_value(saves, OTHER_SPREAD)
+    if answers and training.score and held_out:
+        parts[SCORES] = _next_value(answers, OTHER_SPREAD).times(min(training.score_rows, held_out))
+    return parts
 
 
 def _total_sec(settings: Settings, result: TrialResult, record: TrainingRecord) -> float | None:
     """Return the time of a training by the operator's ledger, or of its process; None if neither is known."""
     spans = attempts.read(settings.results_folder / str(record.run_id), result.trial_id)
-    return attempts.total_sec(spans, time.time()) or result.wall_time_sec
+    return attempts.total_sec(spans, 0.0) or result.wall_time_sec  # 0.0: an attempt that has not ended counts nothing
 
 
 def _next_value(values: Sequence[float], spread: float) -> Amount:

@@ -11,7 +11,7 @@ from bench.records import Trial, schema
 from bench.records.run import Progress
 from bench.records.score import TrainingTime
 from remote.hosts.local import LocalHost
-from reports.training.training_facts import CHECKPOINTS, EVALUATIONS, SCORES, START
+from reports.training.training_facts import CHECKPOINTS, EVALUATIONS, START
 from tasks.clients.workers import BenchProgram
 from tasks.fleet import trial_spec
 from tasks.fleet.training_progress import StepPace
@@ -111,7 +111,7 @@ def write_training(settings: Settings, trial: Trial, steps: list[float], *, wall
 def test_start_up_and_evaluations_are_those_of_earlier_trainings_and_scale_with_what_is_held_out(
     settings: MakeSettings, trial: Trial
 ) -> None:
-    assert forecast_module.predict(settings(), trial, make_probe()).other == forecast_module.STARTUP
+    assert forecast_module.predict(settings(), trial, make_probe()).parts == {START: forecast_module.STARTUP}
     write_training(settings(), trial, [3.0] + 9 * [1.0], wall_sec=12.0 + 2.0 + 7.0)
     probe = make_probe()
     held_out = dataclasses.replace(probe, data=dataclasses.replace(probe.data, validation_examples=30))
@@ -119,7 +119,7 @@ def test_start_up_and_evaluations_are_those_of_earlier_trainings_and_scale_with_
     assert predicted.seconds is not None
     assert math.isclose(predicted.seconds.value, STEPS * 1.0)  # the slow first step counts in one window of five
     parts = {name: part.value for name, part in predicted.parts.items()}
-    assert parts == pytest.approx({START: 7.0, EVALUATIONS: 2 * 30 * 0.2, CHECKPOINTS: 0.0, SCORES: 0.0}, abs=0.01)
+    assert parts == pytest.approx({START: 7.0, EVALUATIONS: 2 * 30 * 0.2, CHECKPOINTS: 0.0}, abs=0.01)
     assert predicted.total is not None
     assert math.isclose(predicted.total.value, predicted.seconds.value + predicted.other.value)
     assert predicted.total.low > predicted.seconds.low + predicted.other.low  # not all of them are as short at once
