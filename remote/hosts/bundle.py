@@ -34,7 +34,7 @@ class Program:
     @functools.cached_property
     def folder(self) -> str:
         """The program's folder below the host's workdir."""
-        return f".onhost-{digest(self.content)}"
+        return f".onhost-{hashlib.sha256(self.content).hexdigest()[:12]}"
 
     def path(self, module: str) -> str:
         """Return the file of `module` below the host's workdir. Raises KeyError if the program has no such module."""
@@ -63,11 +63,6 @@ def read_source(module: str) -> str:
     """Read the text of a module. Raises FileNotFoundError or ModuleNotFoundError if it does not exist."""
     package, _, name = module.rpartition(".")
     return resources.files(package).joinpath(f"{name}.py").read_text("utf-8")
-
-
-def digest(content: bytes) -> str:
-    """Return a content digest that is short enough for a file name."""
-    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def inline_command(host: Host, module: str, *arguments: str, secrets: tuple[Secret, ...] = ()) -> Command:

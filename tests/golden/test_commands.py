@@ -73,6 +73,6 @@ def test_the_commands_for_a_pod_are_the_golden_ones(monkeypatch: pytest.MonkeyPa
         pods.all()
     host = PodHost(name="worker-0", index=0, pods=pods, workdir="/scratch/qlora-fleet", container="bench")
     executed.append(host.exec_argv(replace(READY, name="bench-0-x7k2p")))
-    # The program's length and digest are in the command; its content travels on standard input.
+    # The program's length is in the command; its content travels on standard input.
     text = "".join(re.sub(r"\b\d{4,6}\b", "SIZE", shlex.join(argv)) + "\n" for argv in executed)
-    check_golden("kubectl.txt", re.sub(r"inpod_[0-9a-f]{12}", "inpod_DIGEST", text))
+    check_golden("kubectl.txt", text)

@@ -15,7 +15,7 @@ command is killed, which kubectl never does. A caller behind a dead network clos
 are enforced here, too.
 
 Standard library only, Python 3.9 or newer, Linux. The modules `signal`, `subprocess` and `json` would double this
-program's cost. A third of the rest is compilation, so the first run in a pod saves a copy, which Python compiles once.
+program's cost.
 """
 
 from __future__ import annotations
@@ -253,23 +253,8 @@ class Relay:
                 (self.read_input if fd == INPUT else self.write_output)(events)
 
 
-def save_copy(path: str, content: bytes) -> None:
-    """Save this program at `path` for the next command, which does not require it."""
-    temporary = f"{path}.{os.getpid()}.part"
-    try:
-        os.makedirs(path.rpartition("/")[0], exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except OSError:  # a full disk or a foreign folder; only slower
-        try:  # noqa: SIM105 - contextlib costs 3 ms of every command
-            os.unlink(temporary)
-        except OSError:
-            pass
-
-
-def main(path: str, content: bytes | None) -> None:
-    """Run the request on standard input. `content` is this program if `path` has no copy yet."""
+def main() -> None:
+    """Run the request on standard input, after which this process ends."""
     request = read_exactly(int.from_bytes(read_exactly(4), "big")).split(b"\0")
     nonce, deadline, idle, beat, folder, takes_input, count = request[:7]
     for pair in request[7 : 7 + int(count)]:
@@ -281,6 +266,8 @@ def main(path: str, content: bytes | None) -> None:
     relay.spawn(request[7 + int(count) :], folder, bool(takes_input))
     relay.run()
     relay.finish()
-    if content is not None:
-        save_copy(path, content)
     os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

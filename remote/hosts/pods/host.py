@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.records.validation import setting
-from remote.hosts.bundle import PYTHON_FLAGS, digest, read_source
+from remote.hosts.bundle import PYTHON_FLAGS, read_source
 from remote.hosts.command import Command
 from remote.hosts.host_protocol import (
     ByteReader,
@@ -56,20 +56,13 @@ class Ending:
     reason: str
 
 
-def bootstrap(content: bytes, workdir: str) -> str:
+def bootstrap(content: bytes) -> str:
     """Make the text for `python -c` in the pod, which reads the program from its input and runs it.
 
-    It prefers the copy that an earlier command saved in `workdir`. The text is short because argv is part of an HTTP
-    request's URL, where proxies allow a few kB.
+    It is short because argv is part of an HTTP request's URL, where proxies allow a few kB.
     """
-    size, module = len(content), f"inpod_{digest(content)}"
-    return (
-        f'import os,sys;b=b""\nwhile len(b)<{size}:b+=os.read(0,{size}-len(b))or os._exit(74)\n'
-        f"sys.path.append({workdir!r})\n"
-        f"try:from {module} import main;b=None\n"
-        'except Exception:g={};exec(b,g);main=g["main"]\n'
-        f"main({f'{workdir}/{module}.py'!r},b)"
-    )
+    size = len(content)
+    return f'import os;b=b""\nwhile len(b)<{size}:b+=os.read(0,{size}-len(b))or os._exit(74)\nexec(b)'
 
 
 def encode_request(
@@ -304,7 +297,7 @@ class PodHost:
 
     def exec_argv(self, pod: Pod) -> tuple[str, ...]:
         """Return kubectl's argv, which is the same for every command."""
-        inside = (*self.python, *PYTHON_FLAGS, "-c", bootstrap(_PROGRAM, self.workdir))
+        inside = (*self.python, *PYTHON_FLAGS, "-c", bootstrap(_PROGRAM))
         return self.pods.kubectl.argv("exec", "--stdin", pod.name, f"--container={self.container}", "--", *inside)
 
     def _find_pod(self) -> Pod:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts.bundle import read_source
 from remote.hosts.command import Command
 from remote.hosts.host_protocol import CommandTimedOut, HostUnreachable
 from remote.hosts.pods.kubectl import Forbidden, Misconfigured, PodUnusable, Unreachable
@@ -39,37 +38,6 @@ def test_a_large_output_comes_whole_with_the_other_stream_and_the_exit_code(stan
         completed = stand_in.host.run(Command(argv=("sh", "-c", script)), timeout_sec=PATIENCE_SEC, on_stdout=sink)
         assert (output or completed.stdout) == bytes(6_000_000) + b"end\n"
         assert (completed.exit_code, completed.stderr) == (5, b"err\n")
-
-
-# The copy that the first command saves --------------------------------------------------------------------------------
-
-
-def saved_program(stand_in: FakePod) -> Path:
-    stand_in.run("true")
-    (copy,) = (stand_in.folder / "scratch").glob("inpod_*.py")
-    return copy
-
-
-def test_the_first_command_leaves_the_program_and_the_next_ones_run_it(stand_in: FakePod) -> None:
-    copy = saved_program(stand_in)
-    assert copy.read_bytes() == read_source("remote.agent.pods.exec_relay").encode()
-    stand_in.run("true")
-    assert not list(stand_in.folder.rglob("*.pyc")), "a full disk would truncate it, which breaks every later start"
-    copy.write_text(copy.read_text() + "\nreal_main = main\ndef main(path, content):\n    raise SystemExit\n")
-    with pytest.raises(HostUnreachable):  # the copy runs
-        stand_in.run("true")
-
-
-@pytest.mark.parametrize("content", [b"", b"main = ", b"\0\0\0"])
-def test_a_copy_that_is_no_program_is_not_used(stand_in: FakePod, content: bytes) -> None:
-    saved_program(stand_in).write_bytes(content)
-    assert stand_in.run("echo", "well").stdout == b"well\n"
-
-
-def test_where_no_copy_can_be_left_commands_run_all_the_same(stand_in: FakePod) -> None:
-    (stand_in.folder / "scratch").write_text("not a folder")
-    for _ in range(2):
-        assert stand_in.run("echo", "well").stdout == b"well\n"
 
 
 # Faults of the transport ----------------------------------------------------------------------------------------------
