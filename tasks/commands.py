@@ -287,14 +287,13 @@ compare = Command(
 
 @dataclass(frozen=True, kw_only=True)
 class InitOptions:
-    provider: str | None = text("cloud of the cluster", value="oci|generic|auto")
+    provider: str | None = text("cloud of the cluster: oci, generic or auto", value="CLOUD")
     build_host: str | None = text("build VM, a name from ~/.ssh/config")
     registry_user: str | None = text("user name at the image's registry")
     registry: str | None = text("name of the image, HOST/REPOSITORY:TAG", value="IMAGE")
     cluster: str | None = text("context of your kubeconfig; the fleet is then of pods", value="CONTEXT")
     model: str | None = text("folder of the model, as a worker sees it", value="FOLDER")
     data: str | None = text("training data, as a worker sees it", value="PATH")
-    from_tenancy: bool = switch("begin with the settings that `inv tenancy` derives, on Oracle Cloud")
     dry_run: bool = switch("show the difference to the file, and write nothing")
     yes: bool = switch("ask nothing: write what the flags say, even if a check failed")
 

@@ -3,7 +3,7 @@
 import difflib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from invoke.config import copy_dict, merge_dicts
@@ -12,7 +12,6 @@ from rich.text import Text
 
 from reports.formatting import escape_text
 from tasks.cli.command_result import CommandResult, plan_result
-from tasks.cli.flags import load_target
 from tasks.cli.terminal import confirm, console, read_line
 from tasks.commands import InitOptions
 from tasks.doctor.check import Check, CheckContext, run_checks
@@ -20,7 +19,6 @@ from tasks.doctor.checks import cluster, runs, vm
 from tasks.doctor.doctor import print_subject
 from tasks.errors import ConfirmationRequired, UsageError
 from tasks.faults import CheckStatus
-from tasks.oci import require_sdk
 from tasks.settings.layers import Settings, load
 from tasks.settings.sources import Keys, display_path, set_value
 from tasks.settings.user_config import plan_user_settings, write_user_settings
@@ -31,40 +29,29 @@ SOURCE_OF_OVERRIDES = "set by a program"  # the source of these values in a mess
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One setting to ask for: its field of InitOptions, its check, and what else follows from an answer."""
+    """One setting to ask for: its field of InitOptions, its checks, and what else follows from an answer."""
 
     flag: str
     keys: Keys
-    text: str
     checks: Sequence[Check] = ()
     also: Mapping[Keys, str] = field(default_factory=dict)
 
 
 QUESTIONS = (
-    Question(flag="provider", keys=("cluster", "provider"), text="provider of the cluster: oci, generic or auto"),
-    Question(
-        flag="build_host",
-        keys=("build", "host"),
-        text="build VM, a name from ~/.ssh/config",
-        checks=vm.CHECKS[:1],
-    ),
-    Question(flag="registry_user", keys=("registry", "user"), text="user name at the image's registry"),
-    Question(
-        flag="registry",
-        keys=("registry", "image"),
-        text="name of the image, HOST/REPOSITORY:TAG",
-        checks=vm.REGISTRY_CHECKS[:1],
-    ),
+    Question(flag="provider", keys=("cluster", "provider")),
+    Question(flag="build_host", keys=("build", "host"), checks=vm.CHECKS[:1]),
+    Question(flag="registry_user", keys=("registry", "user")),
+    Question(flag="registry", keys=("registry", "image"), checks=vm.REGISTRY_CHECKS[:1]),
     Question(
         flag="cluster",
         keys=("cluster", "context"),
-        text="cluster, a context of your kubeconfig",
         checks=cluster.CHECKS[:1],
         also={("fleet", "kind"): "pods", ("bench", "profile"): "gpu"},
     ),
-    Question(flag="model", keys=("model", "path"), text="folder of the model, as a worker sees it"),
-    Question(flag="data", keys=("data", "path"), text="training data, as a worker sees it", checks=runs.MODEL_CHECKS),
+    Question(flag="model", keys=("model", "path")),
+    Question(flag="data", keys=("data", "path"), checks=runs.MODEL_CHECKS),
 )
+TEXTS = {field.name: field.metadata["flag"].help for field in fields(InitOptions)}
 
 
 def initialize(context: Context, options: InitOptions) -> CommandResult | None:
@@ -73,15 +60,10 @@ def initialize(context: Context, options: InitOptions) -> CommandResult | None:
     Raises UsageError for an invalid answer, and without a terminal and flags; ConfirmationRequired if not confirmed.
     """
     is_asking = sys.stdin.isatty() and sys.stdout.isatty() and not options.yes
-    has_answers = options.from_tenancy or any(getattr(options, question.flag) for question in QUESTIONS)
-    if not is_asking and not has_answers:
+    if not is_asking and not any(getattr(options, question.flag) for question in QUESTIONS):
         flags = ", ".join(f"--{question.flag.replace('_', '-')}" for question in QUESTIONS)
-        raise UsageError("init: there is no terminal to ask on", remedy=f"pass some of {flags}, --from-tenancy")
+        raise UsageError("init: there is no terminal to ask on", remedy=f"pass some of {flags}")
     values: Values = {}
-    if options.from_tenancy:
-        with require_sdk():
-            derive = load_target("tasks.oci.show:derive_from_tenancy")
-        values = merge_dicts(derive(load(context)), {"cluster": {"provider": "oci"}})
     for question in QUESTIONS:
         answer = getattr(options, question.flag)
         if answer is not None:
@@ -100,7 +82,7 @@ def _ask(context: Context, values: Values, question: Question) -> Values:
             present = getattr(present, key)
         shown = "none" if present is None else present
         try:
-            answer = read_line(f"{question.text} [{shown}]: ")
+            answer = read_line(f"{TEXTS[question.flag]} [{shown}]: ")
         except EOFError as error:
             raise ConfirmationRequired("nothing was written: the input ended", remedy="rerun `inv init`") from error
         if not answer:

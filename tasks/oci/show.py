@@ -44,15 +44,6 @@ def show_tenancy(context: Context, *, write: bool, dry_run: bool = False) -> Com
     return CommandResult(data=data, failure=failure if survey.errors else None)
 
 
-def derive_from_tenancy(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Read the tenancy, print it, and return the settings derived from it. Raises TaskFailed if it cannot be read."""
-    survey = _read_tenancy(settings)
-    _print_survey(survey)
-    for line in _describe_choices(survey):
-        print(f"  {line}")
-    return derive_settings(survey)
-
-
 def _read_tenancy(settings: Settings) -> TenancySurvey:
     api = connect(settings)
     namespace = get_namespace(api)  # read first, so that rejected credentials give one error

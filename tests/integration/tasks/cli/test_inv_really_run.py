@@ -94,12 +94,7 @@ def test_the_installed_program_is_up_to_date() -> None:
     ("file", "text", "prefix"),
     [
         ("f.yaml", "fleet: {size: x}", "f.yaml:1: fleet.size: "),
-        ("f.yaml", None, "f.yaml: "),
-        ("invoke.yaml", "fleet: [", "invoke.yaml:2: "),
         ("invoke.yaml", None, "invoke.yaml: "),
-        ("../home/.invoke.yaml", "fleet:\n\tsize: 3\n", "~/.invoke.yaml:2: "),
-        ("../home/.invoke.yaml", "hello", "~/.invoke.yaml:1: "),
-        ("../home/.invoke.yaml", "a: &a {b: *a}", "~/.invoke.yaml:1: "),
         ("../home/.invoke.yaml", "a: b\n" * 100_000, "~/.invoke.yaml: "),
     ],
 )

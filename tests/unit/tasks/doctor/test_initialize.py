@@ -92,14 +92,3 @@ def test_a_cluster_makes_the_fleet_one_of_pods(home, context, monkeypatch):
         "bench": {"profile": "gpu"},
         "data": {"path": "/shared-data/x.jsonl"},
     }
-
-
-def test_a_flag_wins_over_the_tenancy(home, context, monkeypatch):
-    derived = {"registry": {"image": "fra.ocir.io/ns/r:1", "user": "ns/me"}, "fleet": {"kind": "pods", "size": 4}}
-    monkeypatch.setattr(initialize, "load_target", lambda _: lambda _: derived)
-    initialize.initialize(context(), InitOptions(from_tenancy=True, registry="fra.ocir.io/ns/other:2", yes=True))
-    assert written(home) == {
-        "registry": {"image": "fra.ocir.io/ns/other:2", "user": "ns/me"},
-        "fleet": {"kind": "pods", "size": 4},
-        "cluster": {"provider": "oci"},
-    }
