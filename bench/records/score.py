@@ -7,16 +7,15 @@ from enum import Enum
 
 from bench.records.validation import expect
 
-SCORE_METHODS = ("exact", "contains", "regex", "json")
+SCORE_METHODS = ("exact", "contains", "json")
 SCORE_SUFFIX = ".py"  # ends a score file's name
 
 
-def check_score(score: str | None, pattern: str | None, best_by: str, *, is_scorable: bool) -> None:
+def check_score(score: str | None, best_by: str, *, is_scorable: bool) -> None:
     """Check the settings of a training's score against each other. Raises FieldError.
 
     `is_scorable`: data are held out, and the answers in them are marked.
     """
-    expect((score == "regex") == (pattern is not None), "score_pattern", "a pattern for score regex, else null")
     expect(score is not None or best_by == "loss", "best_by", "loss if score is null")
     is_known = score is None or score in SCORE_METHODS or score.endswith(SCORE_SUFFIX)
     expect(is_known, "score", f"{', '.join(SCORE_METHODS)} or a Python file (*{SCORE_SUFFIX}), found {score!r}")

@@ -315,11 +315,8 @@ class Training:
     )
     score: str | None = setting(
         None,
-        "how answers to held-out prompts are scored: exact, contains, regex, json, or a Python file; null: not",
+        "how answers to held-out prompts are scored: exact, contains, json, or a Python file; null: not",
         expected="a name or a file's path",
-    )
-    score_pattern: str | None = setting(
-        None, "regex: its first match in an answer, or first group, is compared", expected="a regular expression"
     )
     score_rows: int = setting(200, "held-out prompts that are scored", ge=1, le=10_000)
     best_by: str = setting(
@@ -344,7 +341,7 @@ class Training:
         expect(bool(self.evaluate_every) or not self.patience, "patience", "0 if evaluate_every is 0")
         expect(all(self.prompts), "prompts", "texts, none of them empty")
         is_scorable = held_out and self.data.labels == "assistant"
-        check_score(self.score, self.score_pattern, self.best_by, is_scorable=is_scorable)
+        check_score(self.score, self.best_by, is_scorable=is_scorable)
 
     def with_derived(self, derived: DerivedSettings) -> Training:
         """Return the settings with their derived values; the others stay."""

@@ -18,7 +18,6 @@ from reports.training.training_facts import TrainingReport, adapter_evaluation, 
 LABELS = {
     "exact": "exact answers",
     "contains": "answers with the expected text",
-    "regex": "answers with the expected match",
     "json": "equal fields",
 }  # by method; of a score file its name
 

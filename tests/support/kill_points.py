@@ -42,6 +42,10 @@ PROGRESS_SEC = 10.0
 WRITE_COUNT = 12 * 6
 OUTCOMES_FILE, WANTED_FILE = "outcomes.jsonl", "wanted"
 WRITES = ((os, "fsync"), (os, "rename"), (os, "replace"), (shutil, "rmtree"))
+SCORE_FILE = """
+def score(prompt, answer, expected):
+    return next((digit == expected[0] for digit in answer if digit.isdecimal()), False)
+"""
 
 
 def killed_at_write(number: int, work: Callable[[], Any]) -> Callable[[], Any]:
@@ -214,7 +218,8 @@ def main(argv: list[str]) -> int:
         here = Path(folder_name)
         folder = tiny_training.make_folder(modules, here / "models" / "tiny--tiny", layers=1)
         data = tiny_training.make_data(here / "chats.jsonl", lines=24)
-        settings = {"rows_per_step": 2, "score": "regex", "score_pattern": "[0-9]", "best_by": "score"}
+        (here / "digit.py").write_text(SCORE_FILE, encoding="utf-8")
+        settings = {"rows_per_step": 2, "score": str(here / "digit.py"), "best_by": "score"}
         trial = tiny_training.plan(folder, data, training=settings)
         lab = Lab.create(modules, trial).load_inputs()
 

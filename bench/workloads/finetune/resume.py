@@ -35,7 +35,7 @@ MUTABLE_SETTINGS = {
     *("training.limited_by", "training.prompts", "training.answer_tokens"),
     *("training.input_digests", "training.init_adapter", "derive"),
 }
-SCORE_SETTINGS = {"training.score", "training.score_pattern", "training.score_rows", "training.best_by"}
+SCORE_SETTINGS = {"training.score", "training.score_rows", "training.best_by"}
 # Not mutable in the recipe `fast`: a recomputed layer starts from its input in bf16, so its gradients differ.
 RECOMPUTATION_SETTINGS = {"gradient_checkpointing", "checkpoint_every"}
 

@@ -4,11 +4,10 @@
 |---|---|
 | exact | 1 if the texts are equal, apart from white space around them |
 | contains | 1 if the answer contains the data's answer |
-| regex | 1 if the pattern's first match, or its first group, is the same in both |
 | json | the share of equal fields among all fields of both; 0 if the answer is not JSON |
 | a Python file | what its function `score(prompt, answer, expected)` returns, 0 to 1 |
 
-A pattern and a file run in a process of their own (`score_program`) without our environment, with a deadline for each
+A file runs in a process of its own (`score_program`) without our environment, with a deadline for each
 row. A row that crashes it, hangs, writes too much or returns no number from 0 to 1 has no score, but a cause. This
 module imports only the standard library.
 """
@@ -18,7 +17,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import selectors
 import signal
 import subprocess
@@ -77,22 +75,16 @@ class Scoring:
     """A checked method: its name, or a file's path with its sha256."""
 
     method: str
-    pattern: str | None
     sha256: str | None
 
     @classmethod
     def load(cls, training: Training) -> "Scoring | None":
-        """Check `train.score`; None if it is not set. Raises InputError for an unusable file or pattern."""
-        method, pattern = training.score, training.score_pattern
+        """Check `train.score`; None if it is not set. Raises InputError for an unusable file."""
+        method = training.score
         if method is None:
             return None
-        if pattern is not None:
-            try:
-                re.compile(pattern)
-            except (re.error, RecursionError, OverflowError) as error:
-                raise InputError(f"train.score_pattern: not a regular expression: {error}") from error
         if not method.endswith(SCORE_SUFFIX):
-            return cls(method=method, pattern=pattern, sha256=None)
+            return cls(method=method, sha256=None)
         try:
             content = read_regular(Path(method), max_bytes=MAX_FILE_BYTES)
         except OSError as error:
@@ -102,12 +94,12 @@ class Scoring:
             compile(content, method, "exec")
         except (SyntaxError, ValueError, RecursionError) as error:
             raise InputError(f"{method}: the score file is not Python: {error}") from error
-        return cls(method=method, pattern=None, sha256=hashlib.sha256(content).hexdigest())
+        return cls(method=method, sha256=hashlib.sha256(content).hexdigest())
 
     @property
     def digest(self) -> str:
         """Digest of everything that decides the scores of given answers."""
-        return hashlib.sha256(json.dumps([self.method, self.pattern, self.sha256]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.method, self.sha256]).encode()).hexdigest()
 
     def score(
         self,
@@ -207,13 +199,11 @@ def _start_process(
 
     Raises _RowFailed.
     """
-    is_file = scoring.sha256 is not None
-    target = str(Path(scoring.method).resolve()) if is_file else scoring.method
-    lines = [] if scoring.pattern is None else [json.dumps(scoring.pattern)]
-    lines += [json.dumps({"row": number, **vars(rows[number])}) for number in range(first, len(rows))]
+    target = str(Path(scoring.method).resolve())
+    lines = [json.dumps({"row": number, **vars(rows[number])}) for number in range(first, len(rows))]
     (folder / ROWS_FILE).write_text("\n".join(lines) + "\n", encoding="ascii")
     try:
-        if is_file and sha256_of(Path(target)) != scoring.sha256:
+        if sha256_of(Path(target)) != scoring.sha256:
             raise _RowFailed(ScoreFault.CRASHED, "the file was changed during the training")
         with (folder / ROWS_FILE).open("rb") as stdin:
             process = subprocess.Popen(

@@ -1,16 +1,14 @@
-"""The process that scores answers by a user's Python file or a pattern: `python -I score_program.py FILE|regex`.
+"""The process that scores answers by a user's Python file: `python -I score_program.py FILE`.
 
 Reads a JSON line per row, `{"row": ..., "prompt": ..., "answer": ..., "expected": ...}`, and writes one:
-`{"row": ..., "score": ...}`, or `{"row": ..., "fault": ..., "detail": ...}` with a value of ScoreFault. With `regex`
-the first line is the pattern. What the user's code prints goes nowhere. Imports nothing of ours, so that it runs apart
-from our environment.
+`{"row": ..., "score": ...}`, or `{"row": ..., "fault": ..., "detail": ...}` with a value of ScoreFault. What the
+user's code prints goes nowhere. Imports nothing of ours, so that it runs apart from our environment.
 """
 
 import contextlib
 import ctypes
 import json
 import os
-import re
 import runpy
 import signal
 import sys
@@ -23,19 +21,6 @@ MAX_DETAIL_CHARS = 120
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 Reply = dict[str, Any]
 Scorer = Callable[[str, str, str], Reply]
-
-
-def by_pattern(pattern: "re.Pattern[str]") -> Scorer:
-    """Return a scorer: 1 if the pattern's first match in the answer is the one in the expected answer, else 0."""
-    group = 1 if pattern.groups else 0
-
-    def scorer(_prompt: str, answer: str, expected: str) -> Reply:
-        wanted, match = pattern.search(expected), pattern.search(answer)
-        if wanted is None:
-            return {"fault": "expected", "detail": "the pattern does not match it"}
-        return {"score": float(match is not None and match[group] == wanted[group])}
-
-    return scorer
 
 
 def by_file(path: str) -> Scorer:
@@ -64,7 +49,7 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:MAX_DETAIL_CHARS]
 
 
-def main(method: str) -> None:
+def main(path: str) -> None:
     """Answer the lines of standard input until its end."""
     with os.fdopen(os.dup(1), "w", encoding="ascii", buffering=1) as replies:
         nothing = os.open(os.devnull, os.O_WRONLY)
@@ -73,7 +58,7 @@ def main(method: str) -> None:
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         with contextlib.suppress(OSError):  # if memory runs out, this process ends first
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-        scorer = by_pattern(re.compile(json.loads(sys.stdin.readline()))) if method == "regex" else by_file(method)
+        scorer = by_file(path)
         for line in sys.stdin:
             row = json.loads(line)
             reply = scorer(row["prompt"], row["answer"], row["expected"])

@@ -23,7 +23,7 @@ def score(prompt, answer, expected):
 def scores(tmp_path, *answers: str, text: str = FILE, row_sec: float = 20.0) -> list[tuple[object, str]]:
     path = tmp_path / "my.py"
     path.write_text(text)
-    scoring = Scoring(method=str(path), pattern=None, sha256=sha256_of(path))
+    scoring = Scoring(method=str(path), sha256=sha256_of(path))
     rows = [AnsweredRow(prompt="p\n\u2028", answer=answer, expected="\ud800\N{SNOWMAN}") for answer in answers]
     results = scoring.score(rows, row_sec=row_sec, start_sec=20.0)
     return [(result.score if result.fault is None else result.fault, result.detail) for result in results]
@@ -130,17 +130,3 @@ def test_a_process_that_always_ends_is_given_up(tmp_path):
     answers = ["a"] * (score.MAX_FAILURES + 2)
     results = [result for result, _ in scores(tmp_path, *answers, text="import os\nos._exit(3)")]
     assert results == [ScoreFault.CRASHED] * score.MAX_FAILURES + [ScoreFault.GAVE_UP] * 2
-
-
-def test_a_pattern_compares_first_groups_and_ends_where_it_would_search_for_ever():
-    def by_pattern(pattern: str, *pairs: tuple[str, str], row_sec: float = 20.0) -> list[object]:
-        scoring = Scoring(method="regex", pattern=pattern, sha256=None)
-        rows = [AnsweredRow(prompt="", answer=answer, expected=expected) for answer, expected in pairs]
-        results = scoring.score(rows, row_sec=row_sec)
-        return [result.score if result.fault is None else result.fault for result in results]
-
-    pairs = (("so #### 42!", "#### 42"), ("#### 43", "#### 42"), ("42", "#### 42"), ("#### 1", "none"))
-    assert by_pattern(r"#### (\d+)", *pairs) == [1.0, 0.0, 0.0, ScoreFault.EXPECTED]
-    assert by_pattern("[a-z]+", ("1 ab c", "ab"), ("b", "ab")) == [1.0, 0.0]
-    slow = ("a" * 40 + "!", "a" * 3)
-    assert by_pattern("^(a+)+$", ("aaa", "aaa"), slow, row_sec=1.0) == [1.0, ScoreFault.TIMED_OUT]

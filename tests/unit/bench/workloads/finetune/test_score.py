@@ -19,7 +19,7 @@ def test_a_row(case: Case) -> None:
     answer = case["input"]["answer"]
     text = answer if isinstance(answer, str) else answer["repeat"] * answer["times"]
     row = AnsweredRow(prompt="", answer=text, expected=case["input"]["expected"])
-    (result,) = Scoring(method=case["input"]["method"], pattern=None, sha256=None).score([row])
+    (result,) = Scoring(method=case["input"]["method"], sha256=None).score([row])
     fault = case["expected"].get("fault")
     assert list(result.values.values()) == case["expected"].get("values", [])
     assert result.fault == (None if fault is None else ScoreFault(fault))
@@ -60,8 +60,6 @@ def test_rows_are_chosen_at_equal_distances():
     ("changes", "field"),
     [
         ({"score": "bleu"}, "score"),
-        ({"score": "regex"}, "score_pattern"),
-        ({"score": "exact", "score_pattern": "a"}, "score_pattern"),
         ({"best_by": "score"}, "best_by"),
         ({"score": "exact", "score_rows": 0}, "score_rows"),
     ],
@@ -78,13 +76,11 @@ def test_without_held_out_data_or_marked_answers_there_is_nothing_to_score():
             dataclasses.replace(training, data=dataclasses.replace(training.data, **change))
 
 
-def test_an_unusable_file_or_pattern_is_refused_before_the_training(tmp_path):
+def test_an_unusable_file_is_refused_before_the_training(tmp_path):
     def load(**changes):
         return Scoring.load(training_of(tiny_training.plan("m", "d", training=changes)))
 
     assert load() is None
-    with pytest.raises(InputError, match="not a regular expression"):
-        load(score="regex", score_pattern="(")
     path = tmp_path / "my.py"
     with pytest.raises(InputError, match="cannot be read"):
         load(score=str(path))
