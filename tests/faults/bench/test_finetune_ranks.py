@@ -279,14 +279,11 @@ def test_a_rank_killed_during_the_last_score_repeats_this_score_and_no_step(atte
 
 def test_the_losses_do_not_depend_on_the_number_of_ranks(attempts, undisturbed):
     training = attempts("changing")
-    for ranks in (4, 1):
-        process = training.start(
-            ranks=ranks, max_hours=1e-9
-        )  # exceeded before the first step ends: one step per attempt
-        output, _ = process.communicate(timeout=WAIT_SEC)
-        assert process.returncode == 143, output
+    process = training.start(ranks=4, max_hours=1e-9)  # exceeded before the first step ends
+    output, _ = process.communicate(timeout=WAIT_SEC)
+    assert process.returncode == 143, output
     record = training.finish(ranks=1)
-    assert [restart.from_step for restart in record.restarts] == [1, 2]
+    assert [restart.from_step for restart in record.restarts] == [1]
     assert record.steps.targets == undisturbed.steps.targets
     assert record.steps.learning_rate == undisturbed.steps.learning_rate
     assert record.steps.loss == pytest.approx(undisturbed.steps.loss, rel=1e-4)
