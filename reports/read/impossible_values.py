@@ -183,14 +183,13 @@ def _times_fault(result: TrialResult) -> str | None:
 
 def _facts_fault(where: str, facts: Mapping[str, Any]) -> str | None:
     """Return a required numeric fact that is not a number, or None; other facts are only displayed."""
-    for name in _WHOLE_NUMBERS:
+    for name in (*_WHOLE_NUMBERS, *_NUMBERS):
         value = facts.get(name)
-        if value is not None and not (type(value) is int and value >= (1 if name in _AT_LEAST_ONE else 0)):
-            return f"{where} {name}: expected a whole number, found {formatting.shorten(repr(value), 60)}"
-    for name in _NUMBERS:
-        value = facts.get(name)
-        if value is not None and not (type(value) in (int, float) and value >= 0 and _is_sensible(value)):
-            return f"{where} {name}: expected a number, found {formatting.shorten(repr(value), 60)}"
+        is_number = type(value) in (int, float) and value >= 0 and _is_sensible(value)  # type: ignore[operator]
+        is_whole = type(value) is int and value >= (1 if name in _AT_LEAST_ONE else 0)
+        if value is not None and not (is_whole if name in _WHOLE_NUMBERS else is_number):
+            kind = "a whole number" if name in _WHOLE_NUMBERS else "a number"
+            return f"{where} {name}: expected {kind}, found {formatting.shorten(repr(value), 60)}"
     return None
 
 

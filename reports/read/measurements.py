@@ -18,7 +18,7 @@ Frame `measurements`, one row per measurement of an accepted result:
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -177,10 +177,11 @@ def select(run: Run, name: str, *keys: str, kind: str | None = None) -> list[Mea
         for measurement in (each for each in result.measurements if each.name == name):
             conditions = (json.dumps(measurement.context.get(key)) for key in keys)
             groups.setdefault((run.label_of[result.trial_id], *conditions), []).append(measurement)
-    return [_combine(label, values) for (label, *_), values in groups.items()]
+    return [combine(label, values) for (label, *_), values in groups.items()]
 
 
-def _combine(label: str, candidates: list[Measurement]) -> MeasuredValue:
+def combine(label: str, candidates: Sequence[Measurement]) -> MeasuredValue:
+    """Combine the measurements of one quantity by several workers; at least one."""
     known = sorted((each for each in candidates if each.value is not None), key=lambda each: each.value or 0.0)
     first = (known or candidates)[0]
     spread = first.interval

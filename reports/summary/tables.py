@@ -4,7 +4,6 @@ The same rule applies to every kind of trial. Measurements with the same context
 a single value goes into the table's caption.
 """
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,26 +85,24 @@ def _context_table(entries: list[_Entry]) -> Table:
 def _cell(entries: Sequence[_Entry]) -> Cell | None:
     if not entries:
         return None
-    known = [entry for entry in entries if entry.measurement.value is not None]
+    combined = measurements.combine("", [entry.measurement for entry in entries])
     notes = tuple(dict.fromkeys(entry.measurement.note for entry in entries if entry.measurement.note))
-    if not known:
+    if combined.value is None:
         return Cell(value="none", details=notes)
-    scale = measurements.title_unit_scale(known[0].measurement.name)[2]
+    scale = measurements.title_unit_scale(entries[0].measurement.name)[2]
+    known = [entry for entry in entries if entry.measurement.value is not None]
     values = [entry.measurement.value / scale for entry in known if entry.measurement.value is not None]
-    median = statistics.median(values)
     is_count = all(value.is_integer() for value in values) and known[0].measurement.interval is None
-    decimals = 0 if is_count else formatting.significant_decimals(median)
-    if len(known) == 1:
-        interval = known[0].measurement.interval
-        low, high = (None, None) if interval is None else (interval.low / scale, interval.high / scale)
-        spread = _range(low, high, decimals)
-    else:
+    decimals = 0 if is_count else formatting.significant_decimals(combined.value / scale)
+    over = ""
+    if len(known) > 1:
         workers = len({entry.worker for entry in known})
-        over = formatting.count(workers, "worker") if workers == len(known) else formatting.count(len(known), "value")
-        spread = _range(min(values), max(values), decimals, f" over {over}")
-    shares = [entry.measurement.share_percent for entry in known if entry.measurement.share_percent is not None]
-    share = f"{formatting.number(statistics.median(shares), 0)} % of the chip's peak" if shares else ""
-    return Cell(value=formatting.number(median, decimals), details=tuple(filter(None, (spread, share, *notes))))
+        over = " over " + formatting.count(len(known), "worker" if workers == len(known) else "value")
+    low, high = (None if end is None else end / scale for end in (combined.low, combined.high))
+    share = combined.share_percent
+    of_peak = "" if share is None else f"{formatting.number(share, 0)} % of the chip's peak"
+    details = (_range(low, high, decimals, over), of_peak, *notes)
+    return Cell(value=formatting.number(combined.value / scale, decimals), details=tuple(filter(None, details)))
 
 
 def _range(low: float | None, high: float | None, decimals: int, suffix: str = "") -> str:
