@@ -47,7 +47,6 @@ PAGE_COLOURS = {
     BAND: "var(--band)",
     WARNING: "var(--warning)",
 }
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")  # one per worker, if there are few enough to tell apart
 PUBLISHED = "\N{WHITE DIAMOND}"  # a published result: hollow, to differ from measured ones
 
 
