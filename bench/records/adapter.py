@@ -93,8 +93,6 @@ class BaseRecord(Checksummed):
 
     tensors: dict[str, HeldTensor]
     adapters: list[str]
-    block_size: int = 64
-    has_double_quant: bool = True
 
     @cached_property
     def matrices(self) -> dict[str, tuple[int, int]]:
