@@ -42,7 +42,7 @@ ACHIEVABLE_SHARE = 0.70
 def survey(read: ConfigReader, model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
     """Collect facts of this machine, model and data, and the prediction for each trial. Raises InputError.
 
-    `read` reads the config of a trial's model, with its sizes.
+    `read` reads the config of a trial's model, with its sizes. A trial that would not run as it is has no prediction.
     """
     facts = check_model(Path(model))
     options = data_options(trials, data)
@@ -62,8 +62,14 @@ def survey(read: ConfigReader, model: str, data: str, trials: Sequence[Trial]) -
             "mean_tokens": sum(lengths) / len(lengths),
             "percentiles": {str(share): percentile(lengths, share) for share in PERCENTILES},
         },
-        "trials": [predict_trial(config, trial, lengths) for trial in trials],
+        "trials": [predict_trial(config, trial, lengths) if _runs(config, trial) else None for trial in trials],
     }
+
+
+def _runs(config: Mapping[str, Any], trial: Trial) -> bool:
+    """Return whether a trial gets its own recipe, and its layout if that packs whole samples."""
+    is_built = trial.recipe != "fast" or unsupported_reason(config, trial, None) is None
+    return is_built and (trial.layout != "varlen" or find(config).is_packed)
 
 
 def predict_trial(config: Mapping[str, Any], trial: Trial, lengths: list[int]) -> dict[str, Any]:

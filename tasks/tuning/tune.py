@@ -183,14 +183,23 @@ def check_same_inputs(search: RunRecord, observed: Mapping[str, Any]) -> None:
 
 
 def _predict(trials: Sequence[Trial], surveyed: Mapping[str, Any]) -> list[Candidate]:
-    """Return the trials with a survey's predictions. Raises RetryableError if they cannot be read."""
+    """Return the trials with a survey's predictions, without those that have none. Raises UsageError if all have none.
+
+    Raises RetryableError if the survey cannot be read.
+    """
     try:
-        predictions = [schema.from_json(Prediction, each) for each in surveyed["trials"]]
-        pairs = zip(trials, predictions, strict=True)
-        return [Candidate(trial=trial, predicted=predicted) for trial, predicted in pairs]
+        pairs = zip(trials, surveyed["trials"], strict=True)
+        candidates = [
+            Candidate(trial=trial, predicted=schema.from_json(Prediction, each))
+            for trial, each in pairs
+            if each is not None
+        ]
     except (KeyError, ValueError, TypeError) as error:
         remedy = "check that its image has this version of bench"
         raise RetryableError(f"the worker's survey cannot be read: {error}", remedy=remedy) from error
+    if not candidates:
+        raise UsageError("tune.recipes: none of them is supported for this model", remedy="add stock")
+    return candidates
 
 
 def _limit_bytes(limit_gib: float | None, gpu: Mapping[str, Any] | None) -> int | None:

@@ -289,5 +289,7 @@ def test_memory_and_flop_of_a_model_with_experts_count_those_of_a_token(modules,
     assert chips.forecast_chips(config, trial, "NVIDIA A10")
     assert forecast.adapter_weights == 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32))
     stock = trial_inputs.as_stock(trial)
-    (searched,) = throughput.survey(lambda _: config, str(folder), trial.data, [stock])["trials"]
+    rows = [trial, stock, dataclasses.replace(stock, layout="varlen", model=str(folder))]
+    none, searched, packed = throughput.survey(lambda _: config, str(folder), trial.data, rows)["trials"]
+    assert (none, packed is None) == (None, False)  # a mixture has no fast recipe
     assert searched["peak_bytes"] == forecast.peak_bytes

@@ -242,3 +242,6 @@ def test_a_survey_that_cannot_be_read_is_an_error_of_the_worker() -> None:
     for damaged in ({}, {"trials": []}, {"trials": [prediction | {"peak_bytes": "many"}]}):
         with pytest.raises(RetryableError):
             tune._predict([FAST], damaged)
+    assert len(tune._predict([FAST, FAST], {"trials": [None, prediction]})) == 1
+    with pytest.raises(UsageError):
+        tune._predict([FAST], {"trials": [None]})
