@@ -43,44 +43,26 @@ class ResidualStream:
     low: Any = None
 
 
-def rms_norm(x: Any, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, Any]:
-    """Return (normed, rstd, total); total is x itself without y."""
-    if not uses_triton(x):
-        return rms_norm_reference(x, weight, eps, y)
-    normed, rstd, total, _ = _launch_forward(ResidualStream(high=x), weight, eps, y, splits=False)
-    return normed, rstd, total.high
-
-
-def stream_norm(stream: ResidualStream, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, ResidualStream]:
-    """Apply `rms_norm` to a stream; the total keeps the eight extra bits."""
-    if not uses_triton(stream.high):
-        return stream_norm_reference(stream, weight, eps, y)
-    return _launch_forward(stream, weight, eps, y, splits=stream.high.dtype == torch.bfloat16)[:3]
-
-
-def stream_norm_rows(
-    stream: ResidualStream, weight: Any, eps: float, y: Any, columns: OutlierColumns, *, keep_normed: bool
-) -> tuple[Any, Any, ResidualStream, QuantizedRows]:
-    """Return the results of `stream_norm` and normed in INT8; normed in 16 bits is None without `keep_normed`."""
-    if not uses_triton(stream.high):
-        normed, rstd, total = stream_norm_reference(stream, weight, eps, y)
-        return normed if keep_normed else None, rstd, total, quantize_rows_reference(normed, columns=columns)
-    splits = stream.high.dtype == torch.bfloat16
-    return _launch_forward(stream, weight, eps, y, splits=splits, columns=columns, keep_normed=keep_normed)
-
-
-def _launch_forward(
+def stream_norm(
     stream: ResidualStream,
     weight: Any,
     eps: float,
-    y: Any,
-    *,
-    splits: bool,
+    y: Any = None,
     columns: OutlierColumns | None = None,
+    *,
     keep_normed: bool = True,
-) -> tuple[Any, Any, ResidualStream, Any]:
+) -> tuple[Any, Any, ResidualStream, QuantizedRows | None]:
+    """Return (normed, rstd, total, normed in INT8 if its outlier `columns` are given); total is `stream` without y.
+
+    normed in 16 bits is None without `keep_normed`.
+    """
     x, low = stream.high, stream.low
+    if not uses_triton(x):
+        normed, rstd, total = stream_norm_reference(stream, weight, eps, y)
+        quantized = None if columns is None else quantize_rows_reference(normed, columns=columns)
+        return normed if keep_normed else None, rstd, total, quantized
     tokens, width = x.shape
+    splits = x.dtype == torch.bfloat16
     normed = torch.empty_like(x) if keep_normed else None
     rstd = torch.empty(tokens, dtype=torch.float32, device=x.device)
     total = stream
@@ -100,27 +82,14 @@ def _launch_forward(
     return normed, rstd, total, quantized
 
 
-def rms_norm_backward(d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any = None) -> Any:
-    """Return d_total, which overwrites `d_normed`."""
+def rms_norm_backward(
+    d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any = None, factors: Any = None
+) -> tuple[Any, QuantizedRows | None]:
+    """Return (d_total, which overwrites `d_normed`; the same in INT8, each column times its factor, if given)."""
+    tokens, width = total.shape
     if not uses_triton(total):
         d_normed.copy_(rms_norm_backward_reference(d_normed, total, rstd, weight, d_passing))
-    else:
-        _launch_backward(d_normed, total, rstd, weight, d_passing, None)
-    return d_normed
-
-
-def rms_norm_backward_rows(
-    d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any, factors: Any
-) -> tuple[Any, QuantizedRows]:
-    """Return the result of `rms_norm_backward`, and d_total in INT8, each column times its factor."""
-    if uses_triton(total):
-        return d_normed, _launch_backward(d_normed, total, rstd, weight, d_passing, factors)
-    rms_norm_backward(d_normed, total, rstd, weight, d_passing)
-    return d_normed, quantize_rows_reference(d_normed, factors=factors)
-
-
-def _launch_backward(d_normed: Any, total: Any, rstd: Any, weight: Any, d_passing: Any, factors: Any) -> Any:
-    tokens, width = total.shape
+        return d_normed, None if factors is None else quantize_rows_reference(d_normed, factors=factors)
     quantized = None if factors is None else empty_rows(tokens, width, total.dtype, total.device)
     quantized_tensors = (total,) * 3 if quantized is None else (quantized.values, quantized.scales, factors)
     _rms_norm_backward[(tokens,)](
@@ -128,15 +97,7 @@ def _launch_backward(d_normed: Any, total: Any, rstd: Any, weight: Any, d_passin
         ADDS=d_passing is not None, QUANTIZES=quantized is not None, COLUMNS=next_power_of_2(width),
         num_warps=_warps(width),
     )  # fmt: skip
-    return quantized
-
-
-def rms_norm_reference(x: Any, weight: Any, eps: float, y: Any = None) -> tuple[Any, Any, Any]:
-    """Compute `rms_norm` in PyTorch. The sum is rounded before the norm, as in the residual stream."""
-    total = x if y is None else (x.float() + y.float()).to(x.dtype)
-    value = total.float()
-    rstd = torch.rsqrt(value.square().mean(-1) + eps)
-    return (value * rstd[:, None] * weight.float()).to(x.dtype), rstd, total
+    return d_normed, quantized
 
 
 def stream_norm_reference(

@@ -202,19 +202,19 @@ def test_a_norm_writes_int8_and_16_bits_on_request(tokens, width, adds, dtype):
     stream = norm.split_stream(x.float() * 1.001, dtype)
     arguments = stream, weight, 1e-5, y if adds else None
     normed, rstd, total = norm.stream_norm_reference(*arguments)
-    kept, actual_rstd, actual_total, quantized = norm.stream_norm_rows(*arguments, columns, keep_normed=True)
+    kept, actual_rstd, actual_total, quantized = norm.stream_norm(*arguments, columns, keep_normed=True)
     assert relative_error(kept, normed) < 4e-3
     assert relative_error(actual_rstd, rstd) < 1e-6
     assert torch.equal(actual_total.high, total.high)
     assert relative_error(quantized.outliers, normed[:, columns.indices]) < 4e-3
     expected = row_quant.quantize_rows_reference(normed, columns=columns)
     assert relative_error(restored(quantized), restored(expected)) < 1e-2
-    missing, *_, int8_only = norm.stream_norm_rows(*arguments, columns, keep_normed=False)
+    missing, *_, int8_only = norm.stream_norm(*arguments, columns, keep_normed=False)
     assert missing is None
     assert torch.equal(int8_only.values, quantized.values)
     factors, d_normed, d_passing = torch.rand(width, device="cuda") + 0.5, random(tokens, width), random(tokens, width)
     d_total = norm.rms_norm_backward_reference(d_normed, total.high, rstd, weight, d_passing)
-    actual, quantized = norm.rms_norm_backward_rows(d_normed, total.high, rstd, weight, d_passing, factors)
+    actual, quantized = norm.rms_norm_backward(d_normed, total.high, rstd, weight, d_passing, factors)
     assert relative_error(actual, d_total) < 4e-3
     assert (
         relative_error(restored(quantized), restored(row_quant.quantize_rows_reference(d_total, factors=factors)))

@@ -125,13 +125,13 @@ def launch_weights(hidden: int, inner: int, heads: AttentionHeads, **_: Any) -> 
 def launch_norm(hidden: int, **_: Any) -> None:
     x, y, gain, rstd = meta(TOKENS, hidden), meta(TOKENS, hidden), meta(hidden), floats(TOKENS)
     stream = ResidualStream(high=x, low=int8(TOKENS, hidden))
-    norm.rms_norm(x, gain, 1e-5)
+    norm.stream_norm(ResidualStream(high=x), gain, 1e-5)
     for each in (None, y):
         norm.stream_norm(stream, gain, 1e-5, each)
         for keep in (False, True):
-            norm.stream_norm_rows(stream, gain, 1e-5, each, columns_of(hidden), keep_normed=keep)
+            norm.stream_norm(stream, gain, 1e-5, each, columns_of(hidden), keep_normed=keep)
         norm.rms_norm_backward(meta(TOKENS, hidden), x, rstd, gain, each)
-        norm.rms_norm_backward_rows(meta(TOKENS, hidden), x, rstd, gain, each, floats(hidden))
+        norm.rms_norm_backward(meta(TOKENS, hidden), x, rstd, gain, each, floats(hidden))
 
 
 def launch_attention(hidden: int, heads: AttentionHeads, **_: Any) -> None:

@@ -184,7 +184,7 @@ class FastModel(torch.nn.Module):
         (base,) = self._base
         with torch.no_grad():
             (high, low, y), norm = self._hidden(input_ids, position_ids, edges), base.model.norm
-            normed, _, _ = stream_norm(ResidualStream(high=high, low=low), norm.weight, _eps(norm), y)
+            normed, *_ = stream_norm(ResidualStream(high=high, low=low), norm.weight, _eps(norm), y)
             return head_losses(normed, self._tables.head(), _shift_labels(labels))
 
     def _hidden(self, input_ids: Any, position_ids: Any, edges: Any, seed: Any = None) -> tuple[Any, Any, Any]:
@@ -289,11 +289,11 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, high: Any, low: Any, y: Any, norm: Any, eps: float, head: Any, targets: Any) -> Any:
-        normed, rstd, total = stream_norm(ResidualStream(high=high, low=low), norm, eps, y)
+        normed, rstd, total, _ = stream_norm(ResidualStream(high=high, low=low), norm, eps, y)
         x = total.high
         del total  # its low part is not needed, and logits need much memory
         loss, d_normed = head_loss(normed, head, targets)
-        ctx.d_x = rms_norm_backward(d_normed, x, rstd, norm)
+        ctx.d_x, _ = rms_norm_backward(d_normed, x, rstd, norm)
         return loss
 
     @staticmethod

@@ -24,14 +24,7 @@ import torch
 from bench.kernels.attention import Samples, attend, attend_backward
 from bench.kernels.int8.row_quant import QuantizedBlocks, QuantizedRows
 from bench.kernels.lora import MaskSeed, NormedInput, SwigluInput
-from bench.kernels.norm import (
-    ResidualStream,
-    rms_norm,
-    rms_norm_backward,
-    rms_norm_backward_rows,
-    stream_norm,
-    stream_norm_rows,
-)
+from bench.kernels.norm import ResidualStream, rms_norm_backward, stream_norm
 from bench.kernels.rope import AttentionHeads, rotate_
 from bench.qlora.recipes.fused_linear import FusedLinear
 from bench.qlora.recipes.offload import Offload
@@ -85,7 +78,7 @@ class HeadNorms:
         saved = []
         for part, weight in zip(heads.split(joined)[:2], (self.query, self.key), strict=True):
             before = part.clone(memory_format=torch.contiguous_format).view(-1, heads.width)
-            normed, rstd, _ = rms_norm(before, weight, self.eps)
+            normed, rstd, *_ = stream_norm(ResidualStream(high=before), weight, self.eps)
             part.copy_(normed.view(part.shape))
             saved += [before, rstd]
         return tuple(saved)
@@ -94,7 +87,7 @@ class HeadNorms:
         """Turn the gradient after the norms into the one before them, in place."""
         inputs = zip(heads.split(d_joined)[:2], (self.query, self.key), saved[::2], saved[1::2], strict=True)
         for part, weight, before, rstd in inputs:
-            gradient = rms_norm_backward(part.reshape(-1, heads.width), before, rstd, weight)
+            gradient, _ = rms_norm_backward(part.reshape(-1, heads.width), before, rstd, weight)
             part.copy_(gradient.view(part.shape))
 
 
@@ -189,11 +182,8 @@ class FastLayer:
     ) -> tuple[tuple[Any, Any], Any, ResidualStream]:
         """Return ((the input of `product` in 16 bits, in 8 bits), rstd, the sum); an unused input is None."""
         columns = product.outlier_columns
-        if columns is None:
-            normed, rstd, total = stream_norm(before, weight, self.eps, y)
-            return (normed, None), rstd, total
-        keep = bool(product.adapters)
-        normed, rstd, total, quantized = stream_norm_rows(before, weight, self.eps, y, columns, keep_normed=keep)
+        keep = columns is None or bool(product.adapters)
+        normed, rstd, total, quantized = stream_norm(before, weight, self.eps, y, columns, keep_normed=keep)
         return (normed, quantized), rstd, total
 
     def backward(
@@ -209,10 +199,7 @@ class FastLayer:
         if self.offload is not None:
             self.offload.prefetch(self.index - 1)
         norm_inputs = d_normed, saved.h, saved.rstd_mid, self.norm_mid, d_y
-        if self.out.factors is None:
-            d_h, quantized = rms_norm_backward(*norm_inputs), None
-        else:
-            d_h, quantized = rms_norm_backward_rows(*norm_inputs, self.out.factors)
+        d_h, quantized = rms_norm_backward(*norm_inputs, self.out.factors)
         saved.h = None
         d_out, out_gradients = self.out.backward(d_h, saved.out.view(len(d_h), -1), saved.u_out, seeds[1], quantized)
         del norm_inputs, d_normed, quantized  # attention needs much memory
@@ -226,7 +213,7 @@ class FastLayer:
         normed = NormedInput(total=saved.x, rstd=saved.rstd_in, weight=self.norm_in)
         d_x, qkv_gradients = self.qkv.backward(d_qkv, normed, saved.u_qkv, seeds[0], needs_x=needs_x)
         if needs_x:
-            d_x = rms_norm_backward(d_x, saved.x, saved.rstd_in, self.norm_in, d_h)
+            d_x, _ = rms_norm_backward(d_x, saved.x, saved.rstd_in, self.norm_in, d_h)
         return d_x, (*qkv_gradients, *out_gradients, *gate_up_gradients, *down_gradients)
 
     def _activation_gradient(

@@ -66,12 +66,12 @@ def test_rms_norm_is_pytorchs_and_its_backward_is_autograds(adds):
     x, weight, y = leaf(5, 24), torch.randn(24), torch.randn(5, 24) if adds else None
     total = x if y is None else x + y
     expected = torch.nn.functional.rms_norm(total, (24,), weight, 1e-5)
-    normed, rstd, kept = norm.rms_norm(x.detach(), weight, 1e-5, y)
+    normed, rstd, kept, _ = norm.stream_norm(norm.ResidualStream(high=x.detach()), weight, 1e-5, y)
     assert close(normed, expected)
-    assert close(kept, total)
+    assert close(kept.high, total)
     d_normed, passing = torch.randn(5, 24), torch.randn(5, 24)
     (gradient,) = torch.autograd.grad(expected, x, d_normed)
-    actual = norm.rms_norm_backward(d_normed.clone(), kept.detach(), rstd.detach(), weight, passing)
+    actual, _ = norm.rms_norm_backward(d_normed.clone(), kept.high, rstd, weight, passing)
     assert close(actual, gradient + passing)
 
 
@@ -80,8 +80,8 @@ def test_a_bf16_stream_keeps_small_additions():
     weight, y = torch.ones(8), torch.full((2, 8), 0.25)
     rounded = stream.high
     for _ in range(64):
-        normed, _, stream = norm.stream_norm(stream, weight, 1e-5, y.bfloat16())
-        rounded = norm.rms_norm(rounded, weight, 1e-5, y.bfloat16())[2]
+        normed, _, stream, _ = norm.stream_norm(stream, weight, 1e-5, y.bfloat16())
+        rounded = rounded + y.bfloat16()
     assert (rounded == -1000).all(), "a quarter is less than half a step of bf16 there"
     assert (norm.join_stream(stream) + 984).abs().max() < 0.05
     assert torch.equal(normed, -torch.ones(2, 8).bfloat16())
@@ -158,7 +158,7 @@ def test_lora_gradients_match_autograd_under_the_same_masks(rank, targets, p):
 
 def test_a_recomputed_input_equals_the_norms_and_swiglus_output():
     total, weight = torch.randn(9, 12), torch.randn(12)
-    normed, rstd, _ = norm.rms_norm(total, weight, 1e-5)
+    normed, rstd, *_ = norm.stream_norm(norm.ResidualStream(high=total), weight, 1e-5)
     assert torch.equal(lora.NormedInput(total=total, rstd=rstd, weight=weight).recompute(), normed)
     assert torch.equal(lora.SwigluInput(joined=total).recompute(), swiglu.swiglu(total))
 

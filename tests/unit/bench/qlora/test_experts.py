@@ -41,6 +41,8 @@ SIZES = by_value(
         "silu": "hidden_act mlp_hidden_act",
         None: "moe_latent_size",
         "eager": "_experts_implementation",
+        1.702: "swiglu_alpha",
+        7.0: "swiglu_limit",
     }
 )
 MIXTURE = {

@@ -149,8 +149,16 @@ def max_relative_error(gradients: dict[str, torch.Tensor], expected: dict[str, t
 # The same loss and the same gradients ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["pad", "bucket", "varlen"])
-@pytest.mark.parametrize("targets", [ALL_LINEAR, ("q_proj", "v_proj"), ("k_proj", "up_proj"), ("down_proj",)])
+@pytest.mark.parametrize(
+    ("targets", "layout"),
+    [
+        (ALL_LINEAR, "pad"),
+        (ALL_LINEAR, "varlen"),
+        (("q_proj", "v_proj"), "bucket"),
+        (("k_proj", "up_proj"), "varlen"),
+        (("down_proj",), "pad"),
+    ],
+)
 def test_every_recipe_has_the_references_loss_and_gradients(modules, build, targets, layout):
     results = run_recipes(modules, build, RECIPES, samples(24, 9, 17), layout=layout, lora_targets=targets)
     assert len(results[0][1]) == 2 * 3 * len(targets)
