@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from bench.records import Trial
+from tests.support import tiny_training
 from tests.support.forked import ForkServer
 from tests.support.hosts.rank_pids import SILENCE_SEC, kill_trials
+
+MAKE_MODEL = """from pathlib import Path
+from bench import torch_stack
+from tests.support import tiny_training
+tiny_training.make_folder(torch_stack.load(), Path({folder!r}), layers=1)
+"""
 
 
 @pytest.fixture
@@ -61,3 +68,15 @@ def start_ranks(start, make_trial, tiny_model: Path, tiny_data: Path) -> Callabl
         return start(make_trial(**(fields | changes)), home, variables={**defaults, **(variables or {})}, **options)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def tiny_inputs(
+    bench_environment: dict[str, str], bench_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A model of one layer and data for it, made by a process that has imported the stack: this one need not."""
+    root = tmp_path_factory.mktemp("inputs")
+    model, code = root / "models" / "tiny--tiny", MAKE_MODEL.format(folder=str(root / "models" / "tiny--tiny"))
+    with bench_server.start("-c", code, env=bench_environment) as process:
+        assert process.wait(timeout=240) == 0
+    return model, tiny_training.make_data(root / "chats.jsonl")

@@ -6,6 +6,7 @@ A machine whose GPU cannot be used: the same, with a remedy.
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,18 +29,20 @@ def write_chats(path: Path, count: int) -> Path:
 
 
 @pytest.fixture
-def rejection(tmp_path: Path, tiny_model: Path, capsys):
+def rejection(bench_environment, bench_server, tmp_path: Path, tiny_model: Path):
     """Return a function that runs a trial which must be rejected, and returns the line that it prints."""
 
     def run(*settings: str, model: Path = tiny_model, data: Path, flags: tuple[str, ...] = ()) -> str:
         argv = ["run", "--trial-name", "optimized", "--profile", "tiny", "--model", str(model), "--data", str(data)]
         for setting in settings:
             argv += ["--set", setting]
-        code = cli.main([*argv, *flags, "--out", str(tmp_path / "out")])
-        output = capsys.readouterr()
-        assert (code, output.out, output.err.count("\n")) == (2, "", 1)
+        argv += [*flags, "--out", str(tmp_path / "out")]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with bench_server.start("-m", "bench", *argv, env=bench_environment, **pipes) as process:
+            output, errors = process.communicate(timeout=240)
+        assert (process.returncode, output, errors.count("\n")) == (2, "", 1)
         assert not (tmp_path / "out").exists()
-        return str(output.err)
+        return errors
 
     return run
 

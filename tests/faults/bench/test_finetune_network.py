@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from bench import torch_stack
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
@@ -152,17 +151,15 @@ def processes_of(node: subprocess.Popen[str]) -> set[int]:
 
 
 @pytest.fixture(scope="module")
-def trainings(bench_environment, bench_server, tmp_path_factory) -> Iterator[dict[str, Training]]:
+def trainings(bench_environment, bench_server, tiny_inputs, tmp_path_factory) -> Iterator[dict[str, Training]]:
     """Trainings by name, made when first used."""
     require("iptables", "ss")
     root = tmp_path_factory.mktemp("network")
-    folder = tiny_training.make_folder(torch_stack.load(), root / "models" / "tiny--tiny", layers=1)
-    inputs = folder, tiny_training.make_data(root / "chats.jsonl")
     with Machine("machines", root) as machine:
 
         class Trainings(dict):
             def __missing__(self, name: str) -> Training:
-                self[name] = Training(root / name, bench_server, bench_environment, inputs, Network(machine))
+                self[name] = Training(root / name, bench_server, bench_environment, tiny_inputs, Network(machine))
                 return self[name]
 
         made = Trainings()

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from bench import torch_stack
 from bench.records.result import TrialResult
 from bench.records.status import ExitCode, TrialStatus
 from bench.records.training import DerivedSettings, TrainingRecord
@@ -141,14 +140,12 @@ def check_same(record: TrainingRecord, undisturbed: TrainingRecord) -> None:
 
 
 @pytest.fixture(scope="module")
-def attempts(bench_environment, bench_server, tmp_path_factory) -> Iterator[Callable[[str], Attempts]]:
+def attempts(bench_environment, bench_server, tiny_inputs, tmp_path_factory) -> Iterator[Callable[[str], Attempts]]:
     """Return a function that makes trainings by name, over one model and one data file."""
     root, trainings = tmp_path_factory.mktemp("finetune"), list[Attempts]()
-    folder = tiny_training.make_folder(torch_stack.load(), root / "models" / "tiny--tiny", layers=1)
-    data = tiny_training.make_data(root / "chats.jsonl")
 
     def make(name: str) -> Attempts:
-        trainings.append(Attempts(root / name, bench_server, bench_environment, (folder, data)))
+        trainings.append(Attempts(root / name, bench_server, bench_environment, tiny_inputs))
         return trainings[-1]
 
     yield make

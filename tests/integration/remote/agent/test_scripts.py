@@ -20,7 +20,6 @@ from remote.hosts.host_protocol import read_json
 from remote.hosts.local import LocalHost
 from remote.serving import BadServer, ServerUnavailable, connect
 from tests.support.hosts.pythons import other_python
-from tests.support.kubernetes.fake_cluster import tls_context
 from tests.support.machines.fake_openai import FakeOpenAI
 from tests.support.paths import ROOT
 
@@ -120,6 +119,8 @@ def test_every_module_imports_on_the_oldest_supported_python() -> None:
 def test_a_certificate_that_is_not_trusted_is_nothing_that_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from tests.support.kubernetes.fake_cluster import tls_context  # not while tests are collected: it takes long
+
     authority, context = tmp_path / "ca.crt", tls_context(tmp_path)
     with FakeOpenAI({}, key="k") as served:
         served.socket = context.wrap_socket(served.socket, server_side=True)
