@@ -15,7 +15,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -126,34 +126,19 @@ class JobFailed(HostError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobLine:
-    """A line of the job's log, its stage, and seconds since the job's start."""
-
-    text: str
-    stage: str
-    elapsed_sec: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobOptions:
-    """The command that follows a job again, the job's deadline, and this machine's folder for its log."""
-
-    command: str
-    deadline_sec: float
-    logs: Path
-
-
-@dataclass(frozen=True, kw_only=True)
 class VmWork:
     """Work for the VM as one job of `verb`. Commands with equal requests share a job; `details` need not be equal.
 
-    `name` makes the job's folder readable.
+    `name` makes the job's folder readable. `command` follows the job again, and `logs` is this machine's folder for its
+    log.
     """
 
     verb: str
     name: str
     request: Mapping[str, Any]
-    options: JobOptions
+    command: str
+    deadline_sec: float
+    logs: Path
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def new_job(self, agent: Agent) -> Job:
@@ -169,7 +154,7 @@ class VmWork:
         return parts[0] == self.verb and len(parts) > 3 and parts[-3] == self.digest
 
     def log_path(self, job_folder: str) -> Path:
-        return self.options.logs / f"{job_folder.rpartition('/')[2]}.txt"
+        return self.logs / f"{job_folder.rpartition('/')[2]}.txt"
 
     @property
     def digest(self) -> str:
@@ -187,7 +172,7 @@ class VmWork:
         document = {"verb": self.verb, **self.request, **self.details}
         files = {"job.json": json.dumps(document), STARTED_BY_FILE: current_user()}
         _logger.info("%s: %s starts as job %s", host.name, self.verb, job.folder)
-        job.start(JobSpec(command=command, deadline_sec=self.options.deadline_sec, files=files))
+        job.start(JobSpec(command=command, deadline_sec=self.deadline_sec, files=files))
         if secret is not None:
             send = inline_command(
                 host, "remote.agent.scripts.send_token", f"{job.folder}/{TOKEN_PIPE}", secrets=(secret,)
@@ -256,13 +241,14 @@ def _to_facts(document: Mapping[str, Any], log: str | None = None) -> Mapping[st
 
 def follow(
     job: Job,
-    on_line: Callable[[JobLine], None],
+    on_line: Callable[[float, str, str], object],
     on_disconnect: Callable[[HostError], None],
     on_state: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Follow the job to its end over connections that may break; `on_disconnect` gets the error of each.
 
-    `on_state` gets the state of the present step, such as the bytes of a file so far, else the last line.
+    `on_line` gets each line of the job's log: seconds since the job's start, stage and text. `on_state` gets the state
+    of the present step, such as the bytes of a file so far, else the last line.
 
     Raises JobFailed and, after a minute of silence, the last HostUnreachable; the job continues.
     """
@@ -274,21 +260,18 @@ def follow(
         progress = status.progress or {}
         try:
             count = int(progress.get("count", 0))
-            lines = [
-                JobLine(text=str(text), stage=str(stage), elapsed_sec=float(at))
-                for at, stage, text in progress["lines"]
-            ]
+            lines = [(float(at), str(stage), str(text)) for at, stage, text in progress["lines"]]
         except (LookupError, TypeError, ValueError, OverflowError) as error:  # none yet, or not written by our job
             _logger.debug("%s: no progress: %s", job.folder, error)
             return
         skipped = count - line_count - len(lines)
         if skipped > 0 and lines:
-            on_line(replace(lines[0], text=f"... {skipped} lines skipped; they are in the log"))
+            on_line(*lines[0][:2], f"... {skipped} lines skipped; they are in the log")
         for line in lines[max(0, len(lines) - (count - line_count)) :]:
-            on_line(line)
+            on_line(*line)
         line_count = max(line_count, count)
         if lines:
-            on_state(str(progress.get("state") or lines[-1].text))
+            on_state(str(progress.get("state") or lines[-1][2]))
 
     while True:
         try:

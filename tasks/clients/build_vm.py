@@ -18,7 +18,7 @@ from remote.hosts.ssh.host import SshHost
 from remote.image.context import ContextError
 from remote.image.engine import EngineDown, EngineError
 from remote.image.plan import ModelDamaged
-from remote.image.vm_jobs import JobFailed, JobLine, WorkdirError, WorkdirUnsafe
+from remote.image.vm_jobs import JobFailed, WorkdirError, WorkdirUnsafe
 from tasks.errors import (
     ConfirmationRequired,
     RetryableError,
@@ -100,10 +100,10 @@ def _from_job_error(error: JobFailed, retry_command: str) -> TaskFailed:
     return TaskFailed.from_error(error)
 
 
-def print_job_line(line: JobLine) -> None:
-    """Print a line of a job's log: seconds since its start, the stage, the text."""
+def print_job_line(elapsed_sec: float, stage: str, text: str) -> None:
+    """Print a line of a job's log."""
     # Escape line breaks, which could forge a line of this log. No bracket: a terminal's stream does not wrap JSON.
-    print(f"{line.elapsed_sec:8.1f} s {escape_controls(line.stage):<12.12} {escape_controls(line.text)}", flush=True)
+    print(f"{elapsed_sec:8.1f} s {escape_controls(stage):<12.12} {escape_controls(text)}", flush=True)
 
 
 def print_reconnect(error: HostError) -> None:

@@ -22,7 +22,7 @@ from tasks.settings.layers import Settings, load
 def save_archive(context: Context, path: str, *, dry_run: bool = False) -> CommandResult | None:
     settings = load(context)
     name, work = build_profiles.image_name(settings), plan_archive(settings, "archive", path)
-    with build_vm(settings, work.options.command) as host:
+    with build_vm(settings, work.command) as host:
         with engine.connect(host, engine_client(settings)) as vm_engine:
             image, data_root = vm_engine.image(name), vm_engine.observe().data_root
         if dry_run:
@@ -46,7 +46,7 @@ def save_archive(context: Context, path: str, *, dry_run: bool = False) -> Comma
 def load_archive(context: Context, path: str, *, dry_run: bool = False) -> CommandResult | None:
     settings = load(context)
     work, files = plan_archive(settings, "load", path), [path, f"{path}.sha256"]
-    with build_vm(settings, work.options.command) as host:
+    with build_vm(settings, work.command) as host:
         if not dry_run:
             facts = vm_work.run(host, work, lambda _: None).facts
             print(f"{path} is loaded: {', '.join(facts['names'])} {facts['image_id'] or ''}".rstrip())
@@ -61,9 +61,9 @@ def plan_archive(settings: Settings, action: str, path: str) -> VmWork:
     """Plan the job that loads the archive `path`, or saves an image, which the caller adds. Raises UsageError."""
     if not path.startswith("/"):
         raise UsageError(f"image.{action}: expected an absolute path on the VM, found {path!r}")
-    client, options = engine_client(settings), vm_work.options(settings, f"inv image.{action} {shlex.quote(path)}")
+    client, command = engine_client(settings), f"inv image.{action} {shlex.quote(path)}"
     document = {"docker": [client.program], "environment": client.environment, "action": action, "path": path}
-    return VmWork(verb="archive", name=f"{action}-{path}", request=document, options=options)
+    return vm_work.plan_work(settings, command, "archive", f"{action}-{path}", document)
 
 
 def _check_free_space(host: Host, size: int, path: str, data_root: str) -> None:

@@ -20,7 +20,6 @@ from remote.image import plan as buildplan
 from remote.image.context import code_files
 from remote.image.engine import Client, EngineImage
 from remote.image.plan import BuildPlan, ImageSpec, InsufficientSpace
-from remote.image.vm_jobs import VmWork
 from remote.jobs import transfer
 from remote.jobs.job import Agent
 from reports import formatting
@@ -102,8 +101,7 @@ def _build(settings: Settings, spec: ImageSpec, host: Host, plan: BuildPlan, com
         print("\n".join(render(plan)), flush=True)
         _upload_code(agent, spec, plan)
 
-    options = vm_work.options(settings, command)
-    work = VmWork(verb="build", name=plan.image, request=plan.to_job(), options=options)
+    work = vm_work.plan_work(settings, command, "build", plan.image, plan.to_job())
     outcome = vm_work.run(host, work, prepare)
     facts = outcome.facts
     image = EngineImage(image_id=facts["image_id"], size=facts["size_bytes"], labels={}, environment={})

@@ -4,11 +4,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from invoke.context import Context
 
@@ -18,7 +17,7 @@ from bench.records.units import format_gb
 from remote.hosts.command import Command, Secret
 from remote.hosts.host_protocol import Host
 from remote.image import vm_jobs
-from remote.image.vm_jobs import JobOptions, VmWork
+from remote.image.vm_jobs import VmWork
 from remote.jobs.job import Agent
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command, refuse_several
@@ -104,9 +103,6 @@ class Fetch:
     def source(self) -> str:
         return self.cache or self.endpoint or "https://huggingface.co"
 
-    def work(self, options: JobOptions, details: Mapping[str, Any]) -> VmWork:
-        return VmWork(verb="fetch", name=self.model, request=asdict(self), options=options, details=details)
-
 
 def fetch_models(context: Context, options: FetchOptions) -> CommandResult | None:
     settings = load(context)
@@ -143,7 +139,8 @@ def fetch_models(context: Context, options: FetchOptions) -> CommandResult | Non
         has_token = is_from_hub and settings.hub.token_file is not None
         details = {"token": has_token, "client_lock": build_profiles.hub_client_lock(settings.root)}
         for fetch in fetches:
-            work = fetch.work(vm_work.options(settings, command), details)
+            work = vm_work.plan_work(settings, command, "fetch", fetch.model, asdict(fetch))
+            work = replace(work, details=details)
             _fetch(host, fetch, work, partial(_hub_token, settings) if has_token else lambda: None)
             if options.here:
                 print(f"to use it: `inv train --model={HERE}/{Path(fetch.folder).name}`", flush=True)

@@ -76,8 +76,7 @@ def plan_push(settings: Settings, target: Reference, user: str, image: EngineIma
         "user": user,
         "token_hosts": list(settings.registry.token_hosts),
     }
-    options = vm_work.options(settings, command)
-    return VmWork(verb="push", name=f"{target.path}-{target.tag}", request=document, options=options)
+    return vm_work.plan_work(settings, command, "push", f"{target.path}-{target.tag}", document)
 
 
 def _push(host: Host, work: VmWork, target: Reference, password: Callable[[], Secret]) -> Outcome:

@@ -1,15 +1,16 @@
 """Jobs on the build VM: run one or follow the running one, save its log locally, cancel it."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.records.scratch_folders import scratch_folder
 from remote.hosts.command import Secret
 from remote.hosts.host_protocol import CommandTimedOut, Host, HostError, HostUnreachable
 from remote.hosts.local import current_user
 from remote.image import vm_jobs
-from remote.image.vm_jobs import JobFailed, JobOptions, Outcome, VmWork
+from remote.image.vm_jobs import JobFailed, Outcome, VmWork
 from remote.jobs import transfer
 from remote.jobs.job import LOG_FILE, Agent, HostBusy, Job, JobState
 from tasks.cli.terminal import confirm
@@ -21,10 +22,10 @@ from tasks.settings.layers import Settings
 CANCELLABLE_VERBS = ("build", "push")
 
 
-def options(settings: Settings, command: str) -> JobOptions:
-    """Return the options of the jobs of `command`."""
-    logs = settings.results_folder / "jobs"
-    return JobOptions(command=command, deadline_sec=settings.image.deadline_sec, logs=logs)
+def plan_work(settings: Settings, command: str, verb: str, name: str, request: Mapping[str, Any]) -> VmWork:
+    """Plan a job of `command`, with the deadline and the folder for logs of the settings."""
+    logs, deadline_sec = settings.results_folder / "jobs", settings.image.deadline_sec
+    return VmWork(verb=verb, name=name, request=request, command=command, deadline_sec=deadline_sec, logs=logs)
 
 
 def run(host: Host, work: VmWork, prepare: Callable[[Agent], Secret | None]) -> Outcome:
@@ -43,7 +44,7 @@ def run(host: Host, work: VmWork, prepare: Callable[[Agent], Secret | None]) -> 
         else:
             return follow(job, work)
     if not work.is_done_by(job):
-        raise busy_error(job, work.options.command)
+        raise busy_error(job, work.command)
     print(f"{host.name}: a {work.verb} is already running ({job.folder}); following it", flush=True)
     return follow(job, work)
 
@@ -59,10 +60,10 @@ def follow(job: Job, work: VmWork) -> Outcome:
         with Wait(work.verb) as line:
             outcome = vm_jobs.follow(job, print_job_line, print_reconnect, line.set_text)
     except KeyboardInterrupt as error:
-        remedy = ", ".join((f"the job on the VM continues; `{work.options.command}` resumes", *_stop_hints(job)))
+        remedy = ", ".join((f"the job on the VM continues; `{work.command}` resumes", *_stop_hints(job)))
         raise Interrupted("detached", remedy=remedy) from error
     except (HostUnreachable, CommandTimedOut) as error:
-        raise to_task_error(error, work.options.command) from error
+        raise to_task_error(error, work.command) from error
     except JobFailed as failure:
         if not save_log(job, log):
             raise

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,15 +242,17 @@ def test_a_model_is_fetched_from_a_cache_with_another_python_without_packages(lo
     agent = vm_jobs.create_agent(LocalHost(name="vm", workdir=str(local.folder / "work"), python=(python,)))
     folder = local.folder / "models" / "org--name"
     request = Fetch(model="org/name", folder=str(folder), revision=COMMIT, cache=str(local.folder / "cache"))
-    options = vm_jobs.JobOptions(command="inv model.fetch", deadline_sec=60.0, logs=local.folder)
-    work = request.work(options, {"token": False})
-    lines: list[vm_jobs.JobLine] = []
+    work = vm_jobs.VmWork(
+        verb="fetch", name="m", request=asdict(request), command="inv", deadline_sec=60.0, logs=local.folder,
+        details={"token": False},
+    )  # fmt: skip
+    lines = list[str]()
 
     def fetch() -> Mapping[str, Any]:
         assert vm_jobs.running_job(agent) is None
         job = work.new_job(agent)
         work.start(job)
-        return vm_jobs.follow(job, lines.append, lambda _: None).facts
+        return vm_jobs.follow(job, lambda *line: lines.append(line[2]), lambda _: None).facts
 
     facts = fetch()
     assert (facts["revision"], facts["files"], facts["fetched_bytes"]) == (COMMIT, 3, 2 + len(weights))
@@ -260,7 +263,7 @@ def test_a_model_is_fetched_from_a_cache_with_another_python_without_packages(lo
     assert fetch()["fetched_bytes"] == 0
     (folder / "model.safetensors").write_bytes(weights[:-1] + b"]")
     assert fetch()["fetched_bytes"] == len(weights)
-    assert any(line.text.startswith("model.safetensors: ") and "manifest" in line.text for line in lines)
+    assert any(line.startswith("model.safetensors: ") and "manifest" in line for line in lines)
     assert (folder / "model.safetensors").read_bytes() == weights
 
 

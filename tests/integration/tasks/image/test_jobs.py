@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from remote.hosts.local import current_user
 from remote.image import vm_jobs
 from remote.image.engine import Client, FolderInfo
 from remote.image.plan import InsufficientSpace, SpaceNeed
-from remote.image.vm_jobs import JobOptions, VmWork
+from remote.image.vm_jobs import VmWork
 from remote.jobs.job import Agent, Job, JobSpec, JobState, JobStatus
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
 from tasks.image import build, vm_work
@@ -37,8 +38,8 @@ def agent(local: LocalFleet) -> Agent:
 
 
 def work(request: dict[str, Any], verb: str = "push", *, deadline_sec: float = 120.0) -> VmWork:
-    options = JobOptions(command=f"inv {verb}", deadline_sec=deadline_sec, logs=Path("/nowhere"))
-    return VmWork(verb=verb, name="image", request=request, options=options)
+    limits: dict[str, Any] = {"deadline_sec": deadline_sec, "logs": Path("/nowhere")}
+    return VmWork(verb=verb, name="image", request=request, command=f"inv {verb}", **limits)
 
 
 @contextlib.contextmanager
@@ -129,7 +130,7 @@ def test_a_malformed_outcome_is_never_a_success(agent: Agent, outcome: str) -> N
     files = {"progress.json": '{"lines": [["x"]], "count": "y"}', "outcome.json": outcome}
     job.start(JobSpec(command=Command(argv=("true",)), deadline_sec=60.0, files=files))
     with pytest.raises(HostUnreachable):
-        vm_jobs.follow(job, lambda line: pytest.fail(line.text), lambda _: None)
+        vm_jobs.follow(job, lambda *line: pytest.fail(line[2]), lambda _: None)
 
 
 def test_a_job_that_another_command_is_starting_is_followed(agent: Agent) -> None:
@@ -144,9 +145,9 @@ def test_a_job_that_another_command_is_starting_is_followed(agent: Agent) -> Non
         return watch(*arguments, **limits)
 
     job.watch = watch_or_start  # type: ignore[method-assign]
-    lines, states = list[vm_jobs.JobLine](), list[str]()
-    assert vm_jobs.follow(job, lines.append, lambda _: None, states.append).facts == {"ok": True}
-    assert ([line.text for line in lines], set(states)) == (["begins"], {"1 of 2 GB"})
+    lines, states = list[str](), list[str]()
+    assert vm_jobs.follow(job, lambda *line: lines.append(line[2]), lambda _: None, states.append).facts == {"ok": True}
+    assert (lines, set(states)) == (["begins"], {"1 of 2 GB"})
 
 
 def test_a_job_at_its_deadline_says_so(agent: Agent) -> None:
@@ -154,7 +155,7 @@ def test_a_job_at_its_deadline_says_so(agent: Agent) -> None:
     job = late.new_job(agent)
     late.start(job)  # waits for its login
     with pytest.raises(vm_jobs.JobFailed, match="deadline") as failed:
-        vm_jobs.follow(job, lambda _: None, lambda _: None)
+        vm_jobs.follow(job, lambda *_: None, lambda _: None)
     assert failed.value.kind == "stopped"
     assert [path.name for path in Path(job.folder).iterdir() if path.is_fifo()] == []
 
@@ -164,7 +165,7 @@ def test_a_job_that_ends_before_it_reads_its_secret_reports_its_own_failure(agen
     job = odd.new_job(agent)
     odd.start(job, Secret("hidden-words"))
     with pytest.raises(vm_jobs.JobFailed, match="ModuleNotFoundError") as failed:
-        vm_jobs.follow(job, lambda _: None, lambda _: None)
+        vm_jobs.follow(job, lambda *_: None, lambda _: None)
     assert failed.value.kind == "failed"
 
 
@@ -173,7 +174,7 @@ def test_a_job_that_nobody_starts_is_lost(agent: Agent, monkeypatch: pytest.Monk
     claim_folder(job.folder, {})
     monkeypatch.setattr(vm_jobs, "_MAX_START_SEC", 0.0)
     with pytest.raises(vm_jobs.JobFailed) as failed:
-        vm_jobs.follow(job, lambda _: None, lambda _: None)
+        vm_jobs.follow(job, lambda *_: None, lambda _: None)
     assert failed.value.kind == "lost"
 
 
@@ -184,10 +185,9 @@ def test_fetches_of_one_model_with_different_options_are_different_jobs() -> Non
         Fetch(model="org/name", folder="/x", revision="v1"),
         Fetch(model="org/name", folder="/x", cache="/c"),
     ]
-    options = work({}).options
-    digests = [fetch.work(options, {}).digest for fetch in (first, *others)]
-    assert len(set(digests)) == 4
-    assert Fetch(model="org/name", folder="/x").work(options, {"token": True}).digest == digests[0]
+    works = [work(asdict(fetch), "fetch") for fetch in (first, *others)]
+    assert len({planned.digest for planned in works}) == 4
+    assert replace(works[0], details={"token": True}).digest == works[0].digest
 
 
 def test_a_user_s_own_job_is_cancelled_and_a_job_of_another_verb_is_not(

@@ -13,7 +13,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from remote.image.vm_jobs import JobLine
 from reports.formatting import escape_text
 from tasks.cli import streams
 from tasks.cli.command_result import print_object
@@ -86,7 +85,7 @@ def test_an_ascii_reader_is_known_by_the_locale(
 def test_a_line_of_a_job_is_one_line_without_controls(monkeypatch: pytest.MonkeyPatch) -> None:
     stdout, content = stream()
     monkeypatch.setattr("sys.stdout", stdout)
-    print_job_line(JobLine(text=f"{HOSTILE}\n[ 0.0s] confirmed  all is well", stage="\x1b[8m", elapsed_sec=1.0))
+    print_job_line(1.0, "\x1b[8m", f"{HOSTILE}\n[ 0.0s] confirmed  all is well")
     output = content.getvalue().decode()
     assert output.count("\n") == 1
     assert "\x1b" not in output
