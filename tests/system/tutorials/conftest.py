@@ -1,11 +1,13 @@
-"""Fixtures of tests that type the tutorials: a project with an environment, as `make install` leaves it."""
+"""Steps that the tutorials' tests share: a project with an environment, as `make install` leaves it, and its shell."""
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 from tests.support.hosts.fake_worker_training import install_fake_training
 from tests.support.paths import ROOT
+from tests.system.conftest import Project
 
 # Two steps of a small model and short rows instead of a real training.
 SMALL = {
@@ -32,3 +34,13 @@ def complete_project(folder: Path, *, is_small: bool = True) -> None:
     (folder / "docs").symlink_to(ROOT / "docs")
     if is_small:
         install_fake_training(folder)
+    install(folder)
+
+
+def type_script(project: Project, script: str, **environment: str) -> str:
+    """Run a script in a shell in the project's folder; assert that it succeeds, and return its output."""
+    argv, folder = ("bash", "-c", script), project.folder
+    variables = project.environment | {"PYTHONPATH": str(folder)} | environment
+    done = subprocess.run(argv, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout

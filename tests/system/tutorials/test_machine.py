@@ -52,7 +52,6 @@ def laptop(
     server = Sshd(module_network.folder / "gpu-sshd", machine=vm, address=VM, port=2200, users=(RENTER,))
     complete_project(bare_project.folder)
     install_forked_bench(bare_project.folder, bench_server)
-    install(bare_project.folder)
     for name, target in (("models/my-model", tiny_model), ("data/my.jsonl", tiny_data)):
         path = bare_project.folder / name
         path.parent.mkdir()

@@ -4,7 +4,6 @@ The search's trials compute nothing, and the real model is the demo's small one 
 Not covered: the installation, and blocks `by-hand`: vLLM (tests/system/adapter/test_real_vllm.py).
 """
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from bench.records.training import TrainingRecord
 from tests.support.documents import TUTORIALS, typed_script
 from tests.support.thorough import only_thorough
 from tests.system.conftest import Project
-from tests.system.tutorials.conftest import SMALL, complete_project, install
+from tests.system.tutorials.conftest import SMALL, complete_project, type_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), only_thorough]
 
@@ -32,15 +31,8 @@ def put_models(folder: Path, model: Path, data: Path) -> None:
 def test_every_command_of_the_page_succeeds(bare_project: Project, tiny_model: Path, demo_data: Path) -> None:
     folder = bare_project.folder
     complete_project(folder)
-    install(folder)
     put_models(folder, tiny_model, demo_data)
-    environment = bare_project.environment | SMALL | {"PYTHONPATH": str(folder)}
-    typed = folder.parent / "typed.sh"
-    typed.write_text(typed_script(TUTORIALS / "quality.md"))
-    done = subprocess.run(
-        ("bash", str(typed)), cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    type_script(bare_project, typed_script(TUTORIALS / "quality.md"), **SMALL)
     results = folder / "results"
     assert len(list(results.glob("*-tune/best.json"))) == 1
     (losses,) = results.glob("*-tuned/quality.json")

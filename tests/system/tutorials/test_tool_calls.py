@@ -6,14 +6,13 @@ Not covered: the installation, and 25 steps.
 """
 
 import os
-import subprocess
 
 import pytest
 
 from tests.support.documents import TUTORIALS, typed_script
 from tests.support.thorough import only_thorough
 from tests.system.conftest import Project
-from tests.system.tutorials.conftest import complete_project, install
+from tests.system.tutorials.conftest import complete_project, type_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), only_thorough]
 PAGE = TUTORIALS / "tool-calls.md"
@@ -23,21 +22,10 @@ TRAIN = "inv --config tools.yaml train"
 FORCED = "\ninv --config tools.yaml adapter.merge --force"
 
 
-def type_script(project: Project, script: str) -> str:
-    """Run a script in a shell in the project's folder; assert that it succeeds."""
-    path = f"{project.folder / '.venv' / 'bin'}:{os.environ['PATH']}"
-    environment = project.environment | {"PATH": path}
-    done = subprocess.run(
-        ("bash", "-c", script), cwd=project.folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
-
-
 def test_every_command_of_the_page_succeeds(bare_project: Project) -> None:
     complete_project(bare_project.folder, is_small=False)
-    install(bare_project.folder)
-    bare_project.environment |= {"PYTHONPATH": str(bare_project.folder), "INVOKE_TRAIN_MAX_STEPS": "4"}
+    path = f"{bare_project.folder / '.venv' / 'bin'}:{os.environ['PATH']}"
+    bare_project.environment |= {"PATH": path, "PYTHONPATH": str(bare_project.folder), "INVOKE_TRAIN_MAX_STEPS": "4"}
     type_script(bare_project, typed_script(PAGE, *BEFORE))
 
     _, typed, after = typed_script(PAGE, TRAINING).partition(f"{TRAIN}\n")
