@@ -46,10 +46,16 @@ def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_a_run_on_a_full_disk(folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    synthetic.exact_run(folder)
-    monkeypatch.setattr(building, "write_atomic", full_disk)
-    assert DISK_FULL in retryable_error(context())
+@pytest.mark.parametrize("write", [synthetic.exact_run, training_run.write_run])
+def test_a_full_disk(
+    folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], object]
+) -> None:
+    write(folder)
+    with monkeypatch.context() as full:
+        full.setattr(building, "write_atomic", full_disk)
+        assert DISK_FULL in retryable_error(context())
+    monkeypatch.setitem(exports.FORMATS, "tensorboard", full_disk)
+    assert DISK_FULL in retryable_error(context(), ["tensorboard"])
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -84,16 +90,6 @@ def test_a_training_that_has_not_ended_has_no_page_yet(folder: Path, context: Ma
         report.write_report(context(), "r", against=None)
     assert raised.value.remedy.startswith("`inv ")
     assert not (folder / "report").exists()
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_a_training_on_a_full_disk(folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    training_run.write_run(folder)
-    with monkeypatch.context() as full:
-        full.setattr(building, "write_atomic", full_disk)
-        assert DISK_FULL in retryable_error(context())
-    monkeypatch.setitem(exports.FORMATS, "tensorboard", full_disk)
-    assert DISK_FULL in retryable_error(context(), ["tensorboard"])
 
 
 @pytest.mark.usefixtures("without_figures")
