@@ -5,8 +5,7 @@ every weight once per token, shared by the batch. Therefore they are measured se
 (`prefill`), and from there to the last (`decode`).
 
 Prompts are packed text without padding, and all answers have the same length, so every batch does the same work.
-`decode_tokens_per_sec` counts all sequences together. `decode_read_gb_per_sec` is the bytes of weights that a step must
-read, divided by the step's time; its limit is the chip's memory bandwidth.
+`decode_tokens_per_sec` counts all sequences together.
 
 The base is measured first (path `base`), then with unmerged LoRA adapters of the trial's rank on the trial's layers
 (path `adapter`): the cost of an answer with a fine-tuned model.
@@ -22,7 +21,6 @@ from bench.data.tokenizer import load_trial_tokenizer
 from bench.harness import termination
 from bench.harness.record import Record
 from bench.harness.termination import StopSignals
-from bench.machine import gpu_specs
 from bench.qlora.step import TorchSession, add_lora, load_base, open_session
 from bench.records import Trial
 from bench.records.bootstrap import summarize
@@ -54,7 +52,7 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     check_length(trial, new_tokens, model_facts.max_position_embeddings)
     batches = batch_sizes(min(trial.micro_batch_size, sizes.max_batch))
     session = open_session(record, stops)
-    record.steps_planned = 2 * (len(batches) * 6 + 1)  # on each path six figures a batch, and the largest batch
+    record.steps_planned = 2 * (len(batches) * 5 + 1)  # on each path five figures a batch, and the largest batch
     with record.timed("data"):
         prompts = make_prompts(session, trial, conversations, batches[-1])
     with record.timed("load"):
@@ -223,28 +221,6 @@ class Generation:
             values["decode_tokens_per_sec"] = [batch * later / seconds for seconds in decode]
         for name, repeated in values.items():
             self.record.add(name, summarize(repeated), **context)
-        if decode:
-            count = weight_bytes_per_token(self.model)
-            read = summarize([count / seconds / 1e9 for seconds in values["decode_time_per_token_sec"]])
-            chip = gpu_specs.lookup(self.record.fingerprint.get("gpu_name"))
-            share = gpu_specs.share_percent(read.median, None if chip is None else chip.memory_gb_per_sec)
-            self.record.add("decode_read_gb_per_sec", read, share_percent=share, bytes=count, **context)
-
-
-def weight_bytes_per_token(model: Any) -> int:
-    """Count the bytes of weights that a decoding step reads: all except the embedding table, which it hardly reads."""
-    table = model.get_input_embeddings().weight
-    head = model.get_output_embeddings().weight
-    count = head.numel() * head.element_size()
-    for parameter in model.parameters():
-        if parameter is table or parameter is head:
-            continue
-        count += parameter.numel() * parameter.element_size()
-        if (state := getattr(parameter, "quant_state", None)) is not None:
-            count += state.absmax.numel() * state.absmax.element_size()
-            if state.nested:
-                count += state.state2.absmax.numel() * state.state2.absmax.element_size()
-    return int(count)
 
 
 def add_adapters(session: TorchSession, trial: Trial, model: Any) -> None:

@@ -23,7 +23,6 @@ def generation(make_trial, monkeypatch) -> Any:
             return AnswerTimes(time_to_first_token_sec=1.0, decode_sec=2.0 if new_tokens > 1 else None)
 
         monkeypatch.setattr(inference, "time_answers", time_answers)
-        monkeypatch.setattr(inference, "weight_bytes_per_token", lambda _model: 3_000_000_000)
         cuda = SimpleNamespace(
             reset_peak_memory_stats=lambda: None, max_memory_allocated=lambda: 77, empty_cache=lambda: None
         )
@@ -59,7 +58,6 @@ def test_rates_count_all_sequences_and_the_first_token_belongs_to_the_prefill(ge
         "prefill_tokens_per_sec": 400.0,
         "decode_time_per_token_sec": 0.5,
         "decode_tokens_per_sec": 8.0,
-        "decode_read_gb_per_sec": 6.0,
         "peak_memory_bytes": 77,
     }
     (entry,) = bench.record.find("decode_tokens_per_sec", path="base")
