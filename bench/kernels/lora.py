@@ -61,7 +61,7 @@ class LoraInput:
     rank: int
     scaling: float
     p: float = 0.0
-    seed: MaskSeed | None = None  # None if p is 0
+    seed: MaskSeed | None = None  # read if p > 0
 
     @property
     def limit(self) -> int:

@@ -176,13 +176,7 @@ class FusedLinear:
         return d_x, tuple(gradient.to(self.adapters[0].a.dtype) for gradient in gradients)
 
     def _lora_input(self, seed: MaskSeed | None) -> LoraInput:
-        has_dropout = seed is not None and self.dropout > 0.0
-        return LoraInput(
-            rank=self.rank,
-            scaling=self.scaling,
-            p=self.dropout if has_dropout else 0.0,
-            seed=seed if has_dropout else None,
-        )
+        return LoraInput(rank=self.rank, scaling=self.scaling, p=0.0 if seed is None else self.dropout, seed=seed)
 
 
 def dequantize(weights: Iterable[nf4.Nf4], dtype: Any, device: Any) -> Any:

@@ -38,7 +38,7 @@ VARIABLE, CHOICES = "QLORA_FLEET_TILES", ("auto", "default")
 ROUNDS, CALLS = 5, 2
 MIN_GAIN = 0.01  # a candidate that gains less than this share of the time does not replace the default
 MAX_FILE_BYTES = 1 << 16
-OUTLIER_COLUMNS = 32
+MAX_OUTLIER_COLUMNS = 32
 
 Shape = tuple[int, int]  # rows and columns of the frozen side, (N, K)
 
@@ -134,8 +134,8 @@ def _timer(
                 torch.randint(-127, 128, (count, columns), dtype=torch.int8, device=device, generator=generator)
                 for count in (tokens, rows)
             )
-            outliers = torch.zeros((tokens, OUTLIER_COLUMNS), dtype=torch.bfloat16, device=device)
-            weights = torch.zeros((rows, OUTLIER_COLUMNS), dtype=torch.bfloat16, device=device)
+            outliers = torch.zeros((tokens, MAX_OUTLIER_COLUMNS), dtype=torch.bfloat16, device=device)
+            weights = torch.zeros((rows, MAX_OUTLIER_COLUMNS), dtype=torch.bfloat16, device=device)
             inputs[shape] = (
                 QuantizedRows(values=left, scales=torch.ones(tokens, device=device), outliers=outliers),
                 QuantizedRows(values=right, scales=torch.ones(rows, device=device)),
@@ -158,7 +158,6 @@ def _timer(
     return seconds
 
 
-MAX_OUTLIER_COLUMNS = 32
 MIN_WIDTH_PER_OUTLIER = 18  # a narrow input has at most one outlier column per 18 columns
 MIN_CAPABILITY = (8, 0)
 ROW_ALIGNMENT_BYTES = 16  # required of a matrix's rows by the hardware engine that copies tiles
