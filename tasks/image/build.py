@@ -46,39 +46,35 @@ def build_image(
             vm_work.cancel(host, "build")
             return None
         spec = image_spec(settings, resolve_tmpdir(settings, host, tmpdir))
-        plan, image = plan_build(spec, host, force=force)
-        if dry_run:
-            if plan is not None:
+        plan = plan_build(spec, host, force=force)
+        if isinstance(plan, EngineImage):
+            if dry_run:
+                return plan_result([f"{host.name}: the image is up to date"], host=host.name, build=None)
+            image, result = plan, "is up to date: nothing was sent, nothing was built"
+        else:
+            if dry_run:
                 check_space(settings, spec, host, plan)
-            lines = [f"{host.name}: the image is up to date"] if plan is None else render(plan)
-            return plan_result(lines, host=host.name, build=None if plan is None else _document(plan))
-        if plan is not None:
+                return plan_result(render(plan), host=host.name, build=_document(plan))
             image, log = _build(settings, spec, host, plan, command)
             result = f"is built; log: {log}"
-        else:
-            result = "is up to date: nothing was sent, nothing was built"
-    assert image is not None  # noqa: S101 - for the type checker
     size, elapsed_sec = format_gb(image.size, 2), time.monotonic() - started_at
     print(f"{spec.image} {image.short_id} {result}; {size}, {elapsed_sec:.1f} s")
     return None
 
 
-def plan_build(spec: ImageSpec, host: Host, *, force: bool = False) -> tuple[BuildPlan | None, EngineImage | None]:
-    """Plan the build; None if the image is up to date and not `force`. Returns the image that has its name, too.
-
-    Raises the errors of `build_vm`.
-    """
+def plan_build(spec: ImageSpec, host: Host, *, force: bool = False) -> BuildPlan | EngineImage:
+    """Plan the build, or return the image if it is up to date and not `force`. Raises the errors of `build_vm`."""
     vm_jobs.claim(host, spec.workdir, create=False)  # refuse another user's folder before reading it
     with engine.connect(host, spec.client) as vm_engine:
         image = vm_engine.find_image(spec.image)
         labels = {} if image is None else image.labels
         disks = engine.disk_info(host, (spec.tmpdir,), spec.model_folders())
         buildplan.check_tmpdir(disks.folder(spec.tmpdir))
-        if not force and buildplan.is_built(spec, disks, labels):
-            return None, image
+        if image is not None and not force and buildplan.is_built(spec, disks, labels):
+            return image
         facts = vm_engine.observe()
     root = engine.disk_info(host, (facts.data_root,)).folder(facts.data_root)
-    return buildplan.plan(spec, facts, root, disks, labels), image
+    return buildplan.plan(spec, facts, root, disks, labels)
 
 
 def check_space(settings: Settings, spec: ImageSpec, host: Host, plan: BuildPlan) -> None:

@@ -133,14 +133,8 @@ def _pin_base(settings: Settings, profile: BuildProfile, *, upgrade: bool) -> No
     except InvalidReference as error:
         raise UsageError(f"{PROFILES_FILE}: {profile.name}: base: {error}") from error
     except VmAgentError as failed:
-        error_class = (
-            RetryableError
-            if failed.kind == "transient"
-            else ConfirmationRequired
-            if failed.kind == "refused"
-            else UsageError
-        )
-        raise error_class(
+        error_classes = {"transient": RetryableError, "refused": ConfirmationRequired}
+        raise error_classes.get(failed.kind, UsageError)(
             f"base {profile.base} is not pinned ({failed})", remedy=f"the packages are locked; {retry_command}"
         ) from failed
     if manifest is None:

@@ -4,9 +4,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from invoke.context import Context
@@ -17,7 +16,6 @@ from bench.records.units import format_gb
 from remote.hosts.command import Command, Secret
 from remote.hosts.host_protocol import Host
 from remote.image import vm_jobs
-from remote.image.vm_jobs import VmWork
 from remote.jobs.job import Agent
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command, refuse_several
@@ -112,15 +110,13 @@ def fetch_models(context: Context, options: FetchOptions) -> CommandResult | Non
             "image.models: empty", remedy="list models there, or name one: `inv model.fetch --model ORG/NAME`"
         )
     refuse_several("model.fetch", {"--here": options.here, "--tmpdir": options.tmpdir})
-    is_from_hub = options.cache is None
-    if is_from_hub:
+    if options.cache is None:
         secrets.check_hub_endpoint(settings)
     command = format_command("model.fetch", **vars(options))
     with build_vm(settings, command, here=options.here) as host:
         home = str(settings.workspace / HERE)
         if not options.here:
-            tmp_folder = resolve_tmpdir(settings, host, options.tmpdir)
-            workdir = vm_jobs.workdir_path(tmp_folder)
+            workdir = vm_jobs.workdir_path(resolve_tmpdir(settings, host, options.tmpdir))
             vm_jobs.claim(host, workdir, create=not options.dry_run)
             home = f"{workdir}/models"
         fetches = [
@@ -136,12 +132,8 @@ def fetch_models(context: Context, options: FetchOptions) -> CommandResult | Non
         ]
         if options.dry_run:
             return _show_plan(fetches)
-        has_token = is_from_hub and settings.hub.token_file is not None
-        details = {"token": has_token, "client_lock": build_profiles.hub_client_lock(settings.root)}
         for fetch in fetches:
-            work = vm_work.plan_work(settings, command, "fetch", fetch.model, asdict(fetch))
-            work = replace(work, details=details)
-            _fetch(host, fetch, work, partial(_hub_token, settings) if has_token else lambda: None)
+            _fetch(settings, host, fetch, command)
             if options.here:
                 print(f"to use it: `inv train --model={HERE}/{Path(fetch.folder).name}`", flush=True)
     return None
@@ -152,25 +144,22 @@ def _show_plan(fetches: Sequence[Fetch]) -> CommandResult:
         f"{fetch.model} ({fetch.revision or 'existing revision, or main'}) from {fetch.source} -> {fetch.folder}"
         for fetch in fetches
     ]
-    models = [
-        {"model": fetch.model, "revision": fetch.revision, "source": fetch.source, "folder": fetch.folder}
-        for fetch in fetches
-    ]
-    return plan_result(lines, models=models)
+    names = ("model", "revision", "source", "folder")
+    return plan_result(lines, models=[{name: getattr(fetch, name) for name in names} for fetch in fetches])
 
 
-def _hub_token(settings: Settings) -> Secret:
-    return secrets.read_secret(settings, "hub.token_file", settings.hub.token_file or "", in_header=True)
-
-
-def _fetch(host: Host, fetch: Fetch, work: VmWork, token: Callable[[], Secret | None]) -> None:
-    started_at = time.monotonic()
+def _fetch(settings: Settings, host: Host, fetch: Fetch, command: str) -> None:
+    started_at, token_file = time.monotonic(), settings.hub.token_file if fetch.cache is None else None
+    details = {"token": token_file is not None, "client_lock": build_profiles.hub_client_lock(settings.root)}
+    work = vm_work.plan_work(settings, command, "fetch", fetch.model, asdict(fetch))
 
     def prepare(_: Agent) -> Secret | None:
         print(f"{fetch.model} from {fetch.source} -> {host.name}:{fetch.folder}", flush=True)
-        return token()
+        if token_file is None:
+            return None
+        return secrets.read_secret(settings, "hub.token_file", token_file, in_header=True)
 
-    facts = vm_work.run(host, work, prepare).facts
+    facts = vm_work.run(host, replace(work, details=details), prepare).facts
     fetched = facts["fetched_bytes"]
     transfer = f"{format_gb(fetched, 2)} of it downloaded now" if fetched else "already there; nothing was downloaded"
     size = f"{facts['files']} files, {format_gb(facts['bytes'], 2)}"

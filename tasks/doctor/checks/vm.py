@@ -9,7 +9,8 @@ from remote.hosts.command import Secret
 from remote.hosts.host_protocol import Host
 from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
-from remote.image.engine import FolderInfo
+from remote.image.engine import EngineImage, FolderInfo
+from remote.image.plan import BuildPlan
 from remote.image.references import Reference
 from remote.image.vm_jobs import workdir_path
 from remote.providers import registry_provider
@@ -22,7 +23,7 @@ from tasks.image.build import check_space, image_spec, plan_build
 CHECKS, REGISTRY_CHECKS = Checks("vm"), Checks("registry")
 
 BUSY = Fault(
-    "{folder}, started by {user}, is running: builds, pushes and fetches wait for it",
+    "{folder}, started by {user}, is running: any other build, push or fetch is refused",
     "wait, or run `inv {command} --cancel`",
     status=CheckStatus.WARN,
 )
@@ -112,16 +113,16 @@ def models(context: CheckContext) -> CheckResult:
 def room(context: CheckContext) -> CheckResult:
     context.engine.get_or_skip()
     plan = context.on_vm(lambda host: _plan_next_build(context, host))
-    if plan is None:
+    if isinstance(plan, EngineImage):
         return passed(f"{build_profiles.image_name(context.settings)} exists and is up to date")
     needs = sum(need.need_bytes for need in plan.needs)
     return passed(f"the next build needs {format_gb(needs)}, and there is room")
 
 
-def _plan_next_build(context: CheckContext, host: Host) -> buildplan.BuildPlan | None:
+def _plan_next_build(context: CheckContext, host: Host) -> BuildPlan | EngineImage:
     spec = image_spec(context.settings, context.tmpdir(host))
-    plan, _ = plan_build(spec, host)
-    if plan is not None:
+    plan = plan_build(spec, host)
+    if isinstance(plan, BuildPlan):
         check_space(context.settings, spec, host, plan)
     return plan
 

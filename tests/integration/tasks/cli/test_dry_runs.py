@@ -142,7 +142,8 @@ def _fakes(project: Path, monkeypatch: Patch) -> None:
     for module in (archive, build, model, vm):
         monkeypatch.setattr(module, "build_vm", fake_vm)
     monkeypatch.setattr("remote.image.engine.connect", fake_engine)
-    monkeypatch.setattr(build, "plan_build", lambda *_, **__: (None, None))
+    built = build.EngineImage(image_id="i", size=1, labels={}, environment={})
+    monkeypatch.setattr(build, "plan_build", lambda *_, **__: built)
     monkeypatch.setattr(serve, "component_hosts", lambda *_, **__: [SimpleNamespace()])
     monkeypatch.setattr("remote.image.vm_jobs.VmWork.start", refuse("VmWork.start"))
     monkeypatch.setattr(model.vm_jobs, "claim", lambda *_, create=True: create and pytest.fail("a folder was claimed"))
