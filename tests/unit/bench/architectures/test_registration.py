@@ -234,7 +234,7 @@ UNPACKED_TYPES = (
 
 def test_the_table_of_the_guide_names_the_types_that_are_not_packed():
     text = (ROOT / "docs/training.md").read_text(encoding="utf-8")
-    assert f"| {', '.join(UNPACKED_TYPES)}, any other |" in text
+    assert f": {', '.join(UNPACKED_TYPES)}, any other |" in text
 
 
 @pytest.mark.parametrize("model_type", UNPACKED_TYPES)
