@@ -1,6 +1,5 @@
 """Products and copies on this machine's CPU; unsupported types on fakes of torch."""
 
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,24 +90,23 @@ def test_mfu_is_unknown_without_memory_for_a_product_and_other_errors_propagate(
     fault = RuntimeError("CUDA error: an illegal memory access was encountered")
     monkeypatch.setattr(hardware, "matmul_tflops", raising(fault))
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        training._add_ceilings(make_kept_record(), on_cpu)
+        training._add_ceilings(make_kept_record(), on_cpu, {})
     monkeypatch.setattr(hardware, "matmul_tflops", raising(MemoryError()))
     record = make_kept_record()
-    training._add_ceilings(record, on_cpu)
+    training._add_ceilings(record, on_cpu, {})
     (product,), (share,) = record.find("matmul_tflops"), record.find("mfu_percent")
     assert (product["value"], share["value"]) == (None, None)
     assert "memory" in product["note"]
 
 
-def test_mfu_is_the_tokens_flop_over_the_product_measured_in_the_same_run(on_cpu, monkeypatch, make_trial, tmp_path):
+def test_mfu_is_the_tokens_flop_over_the_product_measured_in_the_same_run(on_cpu, monkeypatch, make_trial):
     # A model whose linear layers and head hold 7 x 8 x 8 + 8 x 32 weights, with a tiny adapter.
     config = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    config |= {"vocab_size": 32, "max_position_embeddings": 16}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
-    trial = make_trial(model=str(tmp_path), max_seq_len=16, lora_rank=1, lora_targets=("q_proj",))
+    config |= {"vocab_size": 32, "max_position_embeddings": 16, "model_type": "llama"}
+    trial = make_trial(max_seq_len=16, lora_rank=1, lora_targets=("q_proj",))
     monkeypatch.setattr(hardware, "sample_sec", lambda *_: [1e-3])
     record = make_kept_record(trial)
-    training._add_ceilings(record, on_cpu)
+    training._add_ceilings(record, on_cpu, config)
     (product,), (share,) = record.find("matmul_tflops"), record.find("mfu_percent")
     ceiling = product["value"]
     assert ceiling * 1e12 == pytest.approx(2 * 512**3 / 1e-3)

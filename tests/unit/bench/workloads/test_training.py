@@ -112,9 +112,9 @@ def test_predicted_memory_belongs_to_the_recipe_that_was_built(
     trial = make_trial(model=str(model_folder), recipe="fast", held_layers=1, matmul="int8")
     record = Record(Request(trial_file=tmp_path / "t.json", out=tmp_path), trial, Clock())
     record.fingerprint |= {"recipe": built, "recipe_notes": notes, "step_captured": captured}
-    training._add_prediction(record)
-    (measurement,) = record.measurements
     config = json.loads((model_folder / "config.json").read_text())
+    training._add_prediction(record, config)
+    (measurement,) = record.measurements
     assert (measurement.name, measurement.value) == (
         "predicted_peak_vram_bytes",
         memory.peak_bytes(config, dataclasses.replace(trial, **changes), captured=captured == "yes"),
