@@ -92,6 +92,11 @@ def test_the_apt_snapshot_changes_an_images_digest() -> None:
     assert "APT_SNAPSHOT=20260901T000000Z" in argv(apt_snapshot="20260901T000000Z")
 
 
+def test_an_image_without_models_has_no_layers_for_them() -> None:
+    assert "WEIGHTS=models" in argv()
+    assert not [word for word in argv(models=()) if word.startswith("WEIGHTS=")]
+
+
 def test_only_torch_from_source_needs_the_compiler() -> None:
     assert not [word for word in argv() if word.startswith(("TORCH=", "TOOLKIT="))]
     profile = dataclasses.replace(PROFILE, cuda="12-8")
