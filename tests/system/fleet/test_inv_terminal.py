@@ -13,7 +13,7 @@ SEQUENCE = "\x1b["
 # Commands in one chain, in the order of their use; each draws a table, a bar or a live view.
 CHAINS = {
     "bench": ("bench", "--quick", "--only=baseline", "collect", "report", "runs"),
-    "monitor": ("monitor"),
+    "monitor": ("monitor",),
     "plans": ("bench", "--quick", "--dry-run", "tune", "--dry-run", "train", "--dry-run", "data.check"),
     "second bench": ("bench", "--quick", "--only=baseline", "collect"),
     "compare": ("compare", "{first}", "{second}", "--allow=unknown"),
