@@ -70,15 +70,15 @@ def test_a_benchmark_tears_the_fleet_down_unless_results_of_another_are_in_its_p
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": job["metadata"], "spec": size}
     for item in (job, claim):
         assert cluster.kubectl("apply", "--filename=-", stdin=json.dumps(item).encode()).returncode == 0
-    teardown = {"INVOKE_FLEET_AFTER_SUCCESS": "teardown"}
     one_trial = ("bench", "--quick", "--only=baseline")
+    teardown = ("collect", "teardown", "--yes")
     pods.inv(*one_trial)
-    refused = pods.inv(*one_trial, code=4, **teardown)
+    refused = pods.inv(*one_trial, *teardown, code=4)
     assert "never collected" in refused.stderr
     assert (pods.run_folder() / "SHA256SUMS").is_file()
     assert cluster.kubectl("get", "job", "ours").returncode == 0
     pods.inv("collect", "--all")
-    assert "deleted 2 objects" in pods.inv("bench", "--resume", **teardown).stdout
+    assert "deleted 2 objects" in pods.inv("bench", "--resume", *teardown).stdout
     assert cluster.kubectl("get", "job", "ours").returncode == 1
 
 
