@@ -29,12 +29,12 @@ NO_CODE = {
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
 }
 LARGEST = {
-    "source lines": 69_222,
-    "source tokens": 479_929,
-    "test lines": 64_884,
+    "source lines": 66_775,
+    "source tokens": 462_295,
+    "test lines": 62_646,
     "tasks": 40,
-    "settings": 151,
-    "words of documents": 49_886,
+    "settings": 147,
+    "words of documents": 49_866,
 }
 
 
