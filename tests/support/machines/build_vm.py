@@ -62,7 +62,7 @@ EXCHANGES = {
     "echo '# mallory' >> {context}/image/selfcheck.py",
     "the Dockerfile": "rm -rf {context}.ours; mv {context} {context}.ours; cp -a {context}.ours {context}; "
     "echo 'RUN touch /workspace/mallory' >> {context}/image/Dockerfile",
-    "a byte of the weights": ("printf x | dd of={context}/models/00.tar bs=1 seek=5000 conv=notrunc status=none"),
+    "bytes of the weights": "printf mallory | dd of={context}/models/00.tar bs=1 seek=5000 conv=notrunc status=none",
 }
 
 

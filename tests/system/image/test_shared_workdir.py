@@ -10,7 +10,7 @@ from tests.support.machines.build_vm import EXCHANGES, MODEL, OTHER_UID, OTHER_U
 from tests.support.thorough import only_thorough
 
 pytestmark = pytest.mark.timeout(600)
-ALWAYS = ("the folder", "a byte of the weights")
+ALWAYS = ("the folder", "bytes of the weights")
 PLANTED = {
     "a folder with a link to valuable files": "mkdir -m 777 '{ours}'; ln -s '{outside}' '{ours}/context'",
     "a link to valuable files": "ln -s '{outside}' '{ours}'",
@@ -112,7 +112,7 @@ def test_an_image_of_other_files_than_were_sent_is_not_built(build_vm: BuildVm, 
     context = f"{build_vm.tmpdir}/qlora-fleet/context"
     client = build_vm.gated_client("build", before=EXCHANGES[exchange].format(context=context), is_open=True)
     build_vm.edit_bench(f"an exchange: {exchange}")
-    if exchange == "a byte of the weights":  # the engine reads archives again whose time changed
+    if exchange == "bytes of the weights":  # the engine reads archives again whose time changed
         for path in Path(context, "models").glob("*.tar"):
             path.unlink()
     done = build_vm.inv(*flags, "build", code=4, IMAGE_CLIENT=client)
