@@ -65,7 +65,7 @@ class BootVolume(Dated):
 class OtherPrice(Dated):
     """Another billed item; the first `free_gb` of a month are free."""
 
-    what: str = checked(**SHORT_TEXT)  # vocabulary: key of the table
+    item: str = checked(**SHORT_TEXT)
     unit: str = checked(choices=("USD per GB month", "USD per GB"))
     free_gb: float = checked(0.0, ge=0, le=1e15)
 
@@ -73,7 +73,7 @@ class OtherPrice(Dated):
     def description(self) -> str:
         """Text such as `file storage 0.3 USD per GB month (list price, 2026-11-20)`."""
         free = f" after {self.free_gb:,.0f} GB a month" if self.free_gb else ""
-        return f"{self.what} {self.amount:g} {self.unit}{free} ({self.source}, {self.dated})"
+        return f"{self.item} {self.amount:g} {self.unit}{free} ({self.source}, {self.dated})"
 
 
 @dataclass(frozen=True, kw_only=True)
