@@ -37,27 +37,21 @@ _DIGEST_REFERENCE = re.compile(r"^(?P<repository>[^\s@]+)@(?P<digest>sha256:[0-9
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image by its digest. `size_bytes`: disk space on a node during its first pull, if known.
-
-    `cuda_requirement` is the base image's NVIDIA_REQUIRE_CUDA, if it has that variable.
-    """
+    """An image by its digest. `size_bytes`: disk space on a node during its first pull, if known."""
 
     repository: str
     digest: str
     size_bytes: int | None = None
-    cuda_requirement: str | None = None
 
     @classmethod
-    def parse(cls, reference: str, size_bytes: int | None = None, cuda_requirement: str | None = None) -> Self:
+    def parse(cls, reference: str, size_bytes: int | None = None) -> Self:
         """Parse HOST/REPOSITORY[:TAG]@sha256:... Raises ValueError without a digest: a tag can move."""
         match = _DIGEST_REFERENCE.match(reference)
         if match is None:
             raise ValueError(f"{reference!r} has no digest")
         host, _, path = match["repository"].rpartition("/")
         repository = f"{host}/{path.split(':')[0]}".lstrip("/")
-        return cls(
-            repository=repository, digest=match["digest"], size_bytes=size_bytes, cuda_requirement=cuda_requirement
-        )
+        return cls(repository=repository, digest=match["digest"], size_bytes=size_bytes)
 
     @property
     def reference(self) -> str:

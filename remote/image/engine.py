@@ -117,12 +117,11 @@ class DiskInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineImage:
-    """An image of the engine: its id, size unpacked in bytes, labels, and environment."""
+    """An image of the engine: its id, size unpacked in bytes, and labels."""
 
     image_id: str
     size: int
     labels: Mapping[str, str]
-    environment: Mapping[str, str]
 
     @property
     def short_id(self) -> str:
@@ -283,14 +282,8 @@ class Engine:
         except _sdk().errors.NotFound:
             return None
         with _valid_answer(self._host):
-            config = record["Config"]
-            pairs = (variable.partition("=") for variable in config.get("Env") or ())
-            return EngineImage(
-                image_id=str(record["Id"]),
-                size=int(record["Size"]),
-                labels=dict(config.get("Labels") or {}),
-                environment={key: value for key, _, value in pairs},
-            )
+            labels = dict(record["Config"].get("Labels") or {})
+            return EngineImage(image_id=str(record["Id"]), size=int(record["Size"]), labels=labels)
 
     def image(self, name: str) -> EngineImage:
         """Return an image. Raises EngineError if the engine has no such image."""

@@ -72,8 +72,6 @@ def resolve_image(settings: Settings) -> Image:
     try:
         sizes: list[Any] = [pushed.get(key) for key in ("size_bytes", "compressed_bytes")]
         size = sum(sizes) if all(type(size) is int and 0 <= size < 1 << 63 for size in sizes) else None
-        requires = pushed.get("requires")
-        reference = f"{pushed['repository']}@{pushed['digest']}"
-        return Image.parse(reference, size, requires if isinstance(requires, str) else None)
+        return Image.parse(f"{pushed['repository']}@{pushed['digest']}", size)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path}: not a record of `inv push` ({error})", remedy="`inv push` rewrites it") from error

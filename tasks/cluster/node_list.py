@@ -11,12 +11,10 @@ from remote.cluster.diagnosis.node_health import SICK
 from remote.cluster.diagnosis.nodes import (
     ANY_PRODUCT,
     CORDONED_CAUSE,
-    CUDA_12,
     NodeReport,
     NodeRequirements,
     examine,
     mixed_gpu_products,
-    parse_drivers,
 )
 from remote.cluster.manifests import Image
 from remote.cluster.namespace_client import Cluster
@@ -159,7 +157,6 @@ def pod_requirements(placement: PodPlacement, image: Image | None) -> NodeRequir
         image=image.reference if image else None,
         image_bytes=image.size_bytes if image else None,
         provider=placement.provider,
-        drivers=(parse_drivers(image.cuda_requirement) if image and image.cuda_requirement else None) or CUDA_12,
     )
 
 

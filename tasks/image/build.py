@@ -100,7 +100,7 @@ def _build(settings: Settings, spec: ImageSpec, host: Host, plan: BuildPlan, com
     work = vm_work.plan_work(settings, command, "build", plan.image, plan.to_job())
     outcome = vm_work.run(host, work, prepare)
     facts = outcome.facts
-    image = EngineImage(image_id=facts["image_id"], size=facts["size_bytes"], labels={}, environment={})
+    image = EngineImage(image_id=facts["image_id"], size=facts["size_bytes"], labels={})
     return image, work.log_path(outcome.job)
 
 

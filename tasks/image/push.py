@@ -106,8 +106,6 @@ def _save_record(path: Path, target: Reference, image: EngineImage, facts: Mappi
         "compressed_bytes": facts["compressed_bytes"],
         "labels": dict(image.labels),
         "image_id": image.image_id,
-        # The base image's environment has the driver versions that it requires.
-        "requires": image.environment.get("NVIDIA_REQUIRE_CUDA"),
         "pushed_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     with results_write_errors(path):

@@ -1,6 +1,7 @@
 """Nodes that qualify for our pods, and findings about the others. Pure.
 
-Not covered: a broken driver (a pod shows it), and images that other pods will pull to the node.
+Not covered: a driver that is broken, or too old for the image's CUDA (a pod shows it), and images that other pods will
+pull to the node.
 """
 
 import re
@@ -17,74 +18,6 @@ from remote.cluster.quantities import parse_quantity
 from remote.hosts.pods.kubectl import object_errors
 from remote.providers import GENERIC, Provider
 
-# An image's NVIDIA_REQUIRE_CUDA has alternatives separated by spaces; each has conditions separated by commas. That of
-# nvidia/cuda:12.8.1 is `cuda>=12.8 brand=tesla,driver>=535,driver<536 brand=nvidia,driver>=535,driver<536 ...`. The
-# container runtime on the node refuses a driver that does not fit. One new enough for that CUDA fits, and so do some
-# older branches, by CUDA's forward compatibility packages. Not covered: the brand, which no node label has.
-# First driver branch of each CUDA version (CUDA Toolkit release notes, table "CUDA Toolkit and Corresponding
-# Driver Versions").
-_FIRST_BRANCHES = {
-    (11, 8): 520,
-    (12, 0): 525,
-    (12, 1): 530,
-    (12, 2): 535,
-    (12, 3): 545,
-    (12, 4): 550,
-    (12, 5): 555,
-    (12, 6): 560,
-    (12, 7): 565,
-    (12, 8): 570,
-    (12, 9): 575,
-    (13, 0): 580,
-}
-_CONDITION = re.compile(r"(cuda|driver|brand)(>=|<=|=|<|>)([\w.]+)\Z")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DriverRange:
-    """Driver branches that an image supports: `minimum` and newer, and those in `older`."""
-
-    minimum: int
-    older: tuple[int, ...] = ()
-
-    def fits(self, branch: int) -> bool:
-        return branch >= self.minimum or branch in self.older
-
-    def __str__(self) -> str:
-        return f"{self.minimum} or newer" + (f", or of {', '.join(map(str, self.older))}" if self.older else "")
-
-
-def parse_drivers(requirement: str) -> DriverRange | None:
-    """Parse a value of NVIDIA_REQUIRE_CUDA; None if it has no CUDA version that is known."""
-    minimum: int | None = None
-    older: set[int] = set()
-    for alternative in requirement.split():
-        matches = [_CONDITION.match(condition) for condition in alternative.split(",")]
-        if not all(matches):
-            continue
-        limits = {(match[1], match[2]): match[3] for match in matches if match is not None}
-        if set(limits) == {("cuda", ">=")}:
-            minimum = _first_branch(limits["cuda", ">="])
-        lowest, end = limits.get(("driver", ">=")), limits.get(("driver", "<"))
-        if lowest is not None and end is not None:
-            older.update(range(_major_version(lowest), _major_version(end)))
-    if minimum is None:
-        return None
-    return DriverRange(minimum=minimum, older=tuple(sorted(branch for branch in older if branch < minimum)))
-
-
-def _first_branch(cuda: str) -> int | None:
-    major, _, minor = cuda.partition(".")
-    if not (major.isdecimal() and (minor or "0").isdecimal()):
-        return None
-    return _FIRST_BRANCHES.get((int(major), int(minor or 0)))
-
-
-def _major_version(version: str) -> int:
-    head = version.partition(".")[0]
-    return int(head) if re.fullmatch(r"[0-9]{1,4}", head) else 0
-
-
 GPU_RESOURCE = "nvidia.com/gpu"
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -92,7 +25,7 @@ ANY_PRODUCT = "any"
 CORDONED_CAUSE = "cordoned"
 _OTHER_GPU = re.compile(r"nvidia\.com/(mig-|gpu\.shared)")  # a device plugin's names for parts of GPUs
 MIN_KUBELET = (1, 29)  # backoffLimitPerIndex is on by default
-CUDA_12 = DriverRange(minimum=525)  # minimum of CUDA 12, used if the base image has no requirement
+MIN_DRIVER = 525  # the oldest that runs CUDA 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +48,6 @@ class NodeRequirements:
     gpu_product: str | None = None
     image: str | None = None
     image_bytes: int | None = None
-    drivers: DriverRange = CUDA_12
     provider: Provider = GENERIC
 
 
@@ -193,7 +125,7 @@ def _examine(node: Object, pods: Sequence[Object] | None, need: NodeRequirements
             *_admission_findings(node, need),
             *_gpu_findings(report, allocatable, pods, need),
         ]
-        findings += [*_capacity_findings(report, status, others, need), *_version_findings(report, need)]
+        findings += [*_capacity_findings(report, status, others, need), *_version_findings(report)]
     pod_capacity = 1 if need.one_per_node else _pod_capacity(report, status, others, need)
     return replace(
         report,
@@ -330,16 +262,15 @@ def _capacity_findings(
         yield Diagnosis("disk", reason, need.provider.texts["disk"])
 
 
-def _version_findings(report: NodeReport, need: NodeRequirements) -> Iterator[Diagnosis]:
+def _version_findings(report: NodeReport) -> Iterator[Diagnosis]:
     kubelet = re.match(r"v?(\d+)\.(\d+)", report.kubelet)
     if kubelet is not None and (int(kubelet[1]), int(kubelet[2])) < MIN_KUBELET:
         minimum = ".".join(map(str, MIN_KUBELET))
         yield Diagnosis("kubelet", f"kubelet {report.kubelet}, older than {minimum}", "upgrade cluster and node pool")
     driver = re.match(r"\d+", report.driver or "")
-    if driver is not None and not need.drivers.fits(int(driver[0])):
-        reason = f"NVIDIA driver {report.driver}, but the image needs {need.drivers}"
-        remedy = "use a newer GPU node image, or set image.base to one with an older CUDA"
-        yield Diagnosis("driver", reason, remedy)
+    if driver is not None and int(driver[0]) < MIN_DRIVER:
+        reason = f"NVIDIA driver {report.driver}, older than {MIN_DRIVER}"
+        yield Diagnosis("driver", reason, "use a newer GPU node image")
 
 
 def _requested(pod: Object, resource: str, section: str = "requests") -> Decimal:

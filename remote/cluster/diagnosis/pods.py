@@ -257,6 +257,9 @@ def _crash(pod: str, container: Object, terminated: Object, events: Sequence[Obj
     elif "executable file not found" in message or code == 127:
         cause, reason = "command-missing", ": the image does not have its program"
         remedy = "cluster.image must be an image that `inv build` made"
+    elif "nvidia-container-cli: requirement error" in message:
+        cause, reason = "driver", ": the node's NVIDIA driver is too old for the image's CUDA"
+        remedy = "use a newer GPU node image, or set image.base to one with an older CUDA"
     elif "exec format error" in message:
         cause, reason = "wrong-architecture", ": the image is for another processor"
         remedy = "build it for the nodes' architecture (amd64)"

@@ -263,10 +263,7 @@ CAUSES = {
         "Do they have cores, memory, and a disk for the image and cluster.scratch?",
         ("no-cpu", "no-memory", "disk"),
     ),
-    "versions": (
-        "Are kubelet and NVIDIA driver new enough, the driver for the image's CUDA?",
-        ("kubelet", "driver"),
-    ),
+    "versions": ("Are kubelet and NVIDIA driver new enough?", ("kubelet", "driver")),
 }
 
 

@@ -18,7 +18,7 @@ from remote.image.engine import Client, EngineDown, EngineError, EngineImage, co
 from tests.support.machines.fake_engine import VERSION, fake_engine, requests_of
 
 INFO = {"DockerRootDir": "/var/lib/docker", "Driver": "overlay2"}
-IMAGE = {"Id": "i", "Size": 9, "Config": {"Labels": {"a": "b"}, "Env": ["PATH=/bin", "X=1=2"]}}
+IMAGE = {"Id": "i", "Size": 9, "Config": {"Labels": {"a": "b"}}}
 PODMAN = {**VERSION, "Components": [{"Name": "Podman Engine"}]}
 LABEL, REPOSITORY = "qlora-fleet.build", "r.example/ns/repo"
 
@@ -74,9 +74,7 @@ def test_an_engine_is_observed(tmp_path: Path, client_version: str, exit_code: i
 def test_an_image_is_read(tmp_path: Path) -> None:
     docker = fake_engine(tmp_path, {"GET /images/x:1/json": IMAGE})
     with connect(host(), Client(program=docker)) as vm_engine:
-        assert vm_engine.image("x:1") == EngineImage(
-            image_id="i", size=9, labels={"a": "b"}, environment={"PATH": "/bin", "X": "1=2"}
-        )
+        assert vm_engine.image("x:1") == EngineImage(image_id="i", size=9, labels={"a": "b"})
         assert vm_engine.find_image("y:1") is None
         with pytest.raises(EngineError, match=r"^vm: .* y:1; `inv build`"):
             vm_engine.image("y:1")

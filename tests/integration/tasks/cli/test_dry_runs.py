@@ -101,7 +101,7 @@ class EngineWithoutChanges:
     """Engine that has the image."""
 
     def image(self, _name: str) -> EngineImage:
-        return EngineImage(image_id=DIGEST, size=1, labels={}, environment={})
+        return EngineImage(image_id=DIGEST, size=1, labels={})
 
     def observe(self) -> SimpleNamespace:
         return SimpleNamespace(data_root="/var/lib/docker")
@@ -142,7 +142,7 @@ def _fakes(project: Path, monkeypatch: Patch) -> None:
     for module in (archive, build, model, vm):
         monkeypatch.setattr(module, "build_vm", fake_vm)
     monkeypatch.setattr("remote.image.engine.connect", fake_engine)
-    built = build.EngineImage(image_id="i", size=1, labels={}, environment={})
+    built = build.EngineImage(image_id="i", size=1, labels={})
     monkeypatch.setattr(build, "plan_build", lambda *_, **__: built)
     monkeypatch.setattr(serve, "component_hosts", lambda *_, **__: [SimpleNamespace()])
     monkeypatch.setattr("remote.image.vm_jobs.VmWork.start", refuse("VmWork.start"))

@@ -10,12 +10,10 @@ import pytest
 from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.diagnosis.nodes import (
     GPU_RESOURCE,
-    DriverRange,
     NodeReport,
     NodeRequirements,
     examine,
     mixed_gpu_products,
-    parse_drivers,
 )
 from remote.cluster.quantities import parse_quantity
 from remote.providers import PROVIDERS
@@ -39,7 +37,7 @@ NODE: dict[str, Any] = {
 CASES = load_cases(__file__, "nodes.yaml")
 
 
-def need(drivers: str | None = None, **changes: Any) -> NodeRequirements:
+def need(**changes: Any) -> NodeRequirements:
     fields: dict[str, Any] = {
         "instance_type": TYPE,
         "preemptible": False,
@@ -51,7 +49,6 @@ def need(drivers: str | None = None, **changes: Any) -> NodeRequirements:
         "image": "h/r@sha256:2222",
         "image_bytes": 35 << 30,
         "provider": PROVIDERS["oci"],
-        **({"drivers": parse_drivers(drivers)} if drivers else {}),
     }
     return NodeRequirements(**(fields | changes))
 
@@ -125,34 +122,3 @@ def test_nodes_that_qualify_come_first() -> None:
     other = changed_node({"unschedulable": True})
     other["metadata"]["name"] = "A-CORDONED"
     assert [node_report.name for node_report in examine([other, NODE], [], need())] == ["NODE", "A-CORDONED"]
-
-
-BRANDS = ("unknown", "grid", "tesla", "nvidia", "quadro", "quadrortx", "nvidiartx", "vapps", "vpc", "vcs", "vws")
-# Value of nvidia/cuda:12.8.1-base-ubuntu24.04.
-CUDA_12_8 = " ".join(
-    ("cuda>=12.8", *(f"brand={brand},driver>={n},driver<{n + 1}" for n in (535, 550, 560, 565) for brand in BRANDS))
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (CUDA_12_8, DriverRange(minimum=570, older=(535, 550, 560, 565))),
-        ("cuda>=13.0", DriverRange(minimum=580)),
-        ("cuda>=12.1 brand=tesla,driver>=450,driver<451", DriverRange(minimum=530, older=(450,))),
-        ("cuda>=12.8 driver>=600,driver<602", DriverRange(minimum=570)),
-        ("cuda>=12.8 driver>=0,driver<999999999999999999", DriverRange(minimum=570)),  # takes no time
-        ("cuda>=99.0", None),
-        ("", None),
-        ("nonsense cuda>=", None),
-        ("driver>=535,driver<536", None),
-    ],
-)
-def test_the_drivers_that_an_image_supports(text: str, expected: DriverRange | None) -> None:
-    assert parse_drivers(text) == expected
-
-
-def test_a_driver_fits_if_it_is_new_enough_or_compatible() -> None:
-    drivers = DriverRange(minimum=570, older=(535, 550))
-    assert [branch for branch in (525, 535, 545, 550, 565, 570, 580) if drivers.fits(branch)] == [535, 550, 570, 580]
-    assert str(drivers) == "570 or newer, or of 535, 550"

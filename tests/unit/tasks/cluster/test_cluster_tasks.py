@@ -23,7 +23,7 @@ from remote.fleet.ledger import Ledger
 from remote.providers import GENERIC
 from tasks.clients.registry import resolve_image
 from tasks.clients.target_cluster import place_pods
-from tasks.cluster.node_list import pod_requirements, shortage_message
+from tasks.cluster.node_list import shortage_message
 from tasks.cluster.pod_status import WaitPolicy
 from tasks.errors import UsageError
 from tasks.fleet.pending_results import (
@@ -60,16 +60,6 @@ def test_the_image_is_the_one_that_was_pushed(project: Path, context: Make) -> N
     write_image_file(project, json.dumps(IMAGE))
     image = resolve_image(load(context()))
     assert (image.reference, image.size_bytes) == (f"fra.ocir.io/ns/r@{HEX}", 7)
-
-
-@pytest.mark.parametrize(("requires", "minimum"), [("cuda>=12.8", 570), (None, 525), (7, 525), ("nonsense", 525)])
-def test_the_drivers_that_a_node_needs_are_those_of_the_pushed_image(
-    requires: object, minimum: int, project: Path, context: Make
-) -> None:
-    write_image_file(project, json.dumps({**IMAGE, "requires": requires}))
-    settings = load(context())
-    placement = place_pods(settings.cluster, GENERIC)
-    assert pod_requirements(placement, resolve_image(settings)).drivers.minimum == minimum
 
 
 def test_the_image_of_the_settings_is_taken_first(project: Path, context: Make) -> None:

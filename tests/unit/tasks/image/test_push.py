@@ -30,7 +30,7 @@ def test_a_refused_push_names_what_to_type(
     monkeypatch.setenv("INVOKE_REGISTRY_IMAGE", image)
     monkeypatch.setenv("INVOKE_REGISTRY_USER", "ns/me@example.com")
     monkeypatch.setattr(push.vm_work, "run", refuse)
-    settings, built = load(context()), EngineImage(image_id="sha256:i", size=1, labels={}, environment={})
+    settings, built = load(context()), EngineImage(image_id="sha256:i", size=1, labels={})
     target, user = configured_image(settings)
     work = push.plan_push(settings, target, user, built, "inv push")
     with pytest.raises(JobFailed if remedy is None else UsageError) as failed:
