@@ -75,10 +75,10 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """A prompt and its answers side by side: heading, answer (None: not asked), and a note below it."""
+    """A prompt and its answers side by side, each with its heading."""
 
     prompt: str
-    items: tuple[tuple[str, str | None, str], ...]
+    items: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,6 +152,7 @@ class Checker:
             end_ids=self.ends,
             places=[case.location for case in self.cases],
             prompts=[self.tokenizer.decode(case.prompt) for case in self.cases],
+            questions=self.texts.questions(self.cases),
             forms=forms,
             examples=[example.digest.hex()[:16] for example in self.examples],
             losses=first,

@@ -11,7 +11,7 @@ result: outcome and measurements of one trial (result.json)
 run: plan of a run (run.json) and progress of a trial (progress.json)
 schema: dataclasses from JSON
 scratch_folders: temporary folders that are removed even after a killed process
-score: answers of a training and their score
+score: score of a training's answers
 student: Student's t, and the tail of the F distribution
 status: statuses of trials, their causes, exit codes
 sums_file: SHA256SUMS of a folder

@@ -159,8 +159,8 @@ class AdapterCheck(Checksummed):
     """Result of `bench.adapter.check` (adapter-check.json).
 
     `losses` (summed over an example's `targets`) are those of the first form, for the example digests in `examples`;
-    `places` and `prompts` identify the answered questions. `score` is the method of the forms' scores, `unscored_place`
-    the first answer without a score, with the cause.
+    `places` and `prompts` identify the answered prompts; `questions` are the texts of those that are a single question.
+    `score` is the method of the forms' scores, `unscored_place` the first answer without a score, with the cause.
     """
 
     FILE, KIND = ADAPTER_CHECK_FILE, "adapter check"
@@ -172,6 +172,7 @@ class AdapterCheck(Checksummed):
     end_ids: list[int]
     places: list[str]
     prompts: list[str]
+    questions: list[str | None]
     forms: list[ServedForm]
     examples: list[str]
     losses: list[float]

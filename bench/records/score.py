@@ -1,4 +1,4 @@
-"""A training's answers to prompts and their score, and the time of what is not a step."""
+"""The score of a training's answers, and the time of what is not a step."""
 
 from __future__ import annotations
 
@@ -20,20 +20,6 @@ def check_score(score: str | None, best_by: str, *, is_scorable: bool) -> None:
     is_known = score is None or score in SCORE_METHODS or score.endswith(SCORE_SUFFIX)
     expect(is_known, "score", f"{', '.join(SCORE_METHODS)} or a Python file (*{SCORE_SUFFIX}), found {score!r}")
     expect(score is None or is_scorable, "score", "null without held-out data, and if label_mask is not assistant")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleAnswer:
-    """Greedy answers to a prompt by the model before training and by the final adapter; None if not generated.
-
-    `*_ended`: False if the answer reached `answer_tokens` before its end; None for a prompt that was not answered.
-    """
-
-    prompt: str
-    before: str | None = None
-    after: str | None = None
-    before_ended: bool | None = None
-    after_ended: bool | None = None
 
 
 class ScoreFault(str, Enum):

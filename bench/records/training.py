@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.records.checksummed import Checksummed
 from bench.records.paths import TRAINING_FILE
-from bench.records.score import SampleAnswer, TrainingScore, TrainingTime, check_score
+from bench.records.score import TrainingScore, TrainingTime, check_score
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.records.validation import (
     REQUIRED,
@@ -61,9 +61,7 @@ class DataOptions:
         "control tokens typed in a text of the data, e.g. </s>: text, or keep them as control tokens",
         choices=SPECIAL_TOKENS,
     )
-    system: str | None = setting(
-        None, "system prompt of conversations and sample prompts that have none; null: none", expected="text"
-    )
+    system: str | None = setting(None, "system prompt of conversations that have none; null: none", expected="text")
     chat_template: str | None = setting(
         None,
         "local file with a chat template that replaces the model's, also in the adapter; null: the model's",
@@ -246,9 +244,8 @@ class Training:
     `lora_plus_ratio`: the learning rate of B over that of A (LoRA+). `gradients`: the dtype sent between ranks.
 
     The held-out loss is measured at the start, at the end, and every `evaluate_every` steps (0: never between); after
-    `patience` measurements without a new minimum the training stops early (0: never). `prompts` are answered before and
-    after, with at most `answer_tokens` tokens. `max_hours` counts this attempt and earlier ones; `limited_by` is the
-    setting behind it.
+    `patience` measurements without a new minimum the training stops early (0: never). `max_hours` counts this attempt
+    and earlier ones; `limited_by` is the setting behind it.
 
     `score` names how answers to held-out prompts are compared with the data's own answers, before and after the
     training (`bench.workloads.finetune.score`): one of SCORE_METHODS, or a Python file. With `best_by` "score" they are
@@ -304,15 +301,6 @@ class Training:
     )
     checkpoint_sec: float = setting(60.0, "time between two checkpoints", unit="seconds", ge=0, le=86_400)
     keep_checkpoints: int = setting(3, "number of newest checkpoints to keep, in addition to the best", ge=1, le=1000)
-    prompts: tuple[str, ...] = setting(
-        (),
-        "prompts that the model answers before and after the training",
-        name="sample_prompts",
-        expected="a list of texts",
-    )
-    answer_tokens: int = setting(
-        64, "length limit of a sample answer", unit="tokens", name="sample_max_new_tokens", ge=1, le=65_536
-    )
     score: str | None = setting(
         None,
         "how answers to held-out prompts are scored: exact, contains, json, or a Python file; null: not",
@@ -339,7 +327,6 @@ class Training:
         expect(held_out or not self.evaluate_every, "evaluate_every", "0 if no data is held out for validation")
         expect(held_out or not self.patience, "patience", "0 if no data is held out for validation")
         expect(bool(self.evaluate_every) or not self.patience, "patience", "0 if evaluate_every is 0")
-        expect(all(self.prompts), "prompts", "texts, none of them empty")
         is_scorable = held_out and self.data.labels == "assistant"
         check_score(self.score, self.best_by, is_scorable=is_scorable)
 
@@ -431,7 +418,6 @@ class TrainingRecord(Checksummed):
     evaluations: list[Evaluation]
     checkpoints: list[int]
     restarts: list[Restart]
-    answers: list[SampleAnswer]
     data: DataReport | None
     adapter_step: int | None
     adapter_sha256: str | None

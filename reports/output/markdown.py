@@ -38,8 +38,7 @@ def _part(part: Part) -> Iterator[str]:
         case Picture():
             yield from (f"### {_md(part.title)}", _md(part.caption), f"![{_md(part.alt)}](figures/{part.name}.png)")
         case Answers():
-            answers = [(head, text or "", note) for head, text, note in part.items]
-            yield from (f"> {_md(part.prompt)}", _rows(("", "", ""), answers))
+            yield from (f"> {_md(part.prompt)}", _rows(("", ""), part.items))
 
 
 def _table(table: Table) -> Iterator[str]:

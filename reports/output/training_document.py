@@ -67,23 +67,6 @@ def _sections(training: TrainingReport) -> Iterator[Section]:
     record = training.record
     if record.score is not None:
         yield from _score(record.score)
-    if record.answers:
-        limit = training.run.planned[0].trial.training
-        cut = "" if limit is None else f" of {limit.answer_tokens} tokens"
-        answers = tuple(
-            Answers(
-                prompt=answer.prompt,
-                items=tuple(
-                    (head, text, f"cut at the limit{cut}" if ended is False else "")
-                    for head, text, ended in (
-                        ("before", answer.before, answer.before_ended),
-                        ("after", answer.after, answer.after_ended),
-                    )
-                ),
-            )
-            for answer in record.answers
-        )
-        yield Section(title="Answers to the sample prompts", parts=answers)
     if (picture := _picture(training)) is not None:
         yield Section(title="Loss", parts=(picture,))
     if uses := goodput.uses(training):
@@ -124,8 +107,8 @@ def _score(score: TrainingScore) -> Iterator[Section]:
 
 def _scored(row: ScoredRow) -> Answers:
     scores = (("before", row.before, row.before_score), ("after", row.after, row.after_score))
-    items = [(head if value is None else f"{head}: {value:.2f}", text, "") for head, text, value in scores]
-    return Answers(prompt=row.prompt, items=(*items, (f"in the data, {row.place}", row.expected, "")))
+    items = [(head if value is None else f"{head}: {value:.2f}", text) for head, text, value in scores]
+    return Answers(prompt=row.prompt, items=(*items, (f"in the data, {row.place}", row.expected)))
 
 
 def _picture(training: TrainingReport) -> Picture | None:

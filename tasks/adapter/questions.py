@@ -1,10 +1,10 @@
 """`inv serve.check`: questions to a server; `inv chat`: to the adapter on the first worker.
 
-The check compares a server's answers with the recorded ones of the trained adapter. Two kinds of prompts are sent with
-greedy decoding: `train.sample_prompts`, which go through the server's own chat template and were answered at the end of
-the training; and the held-out prompts of `inv adapter.check`, which already contain the template. Greedy answers
-diverge where two tokens have nearly equal probability and two machines round differently. So answers count as similar
-if their first `COMPARED_CHARS` characters are equal. If fewer than half are, the server has another model or template.
+The check compares a server's greedy answers with those that `inv adapter.check` recorded for held-out prompts. Each
+prompt is sent with its template, and one that is a single question also as a chat, through the server's own template.
+Greedy answers diverge where two tokens have nearly equal probability and two machines round differently. So answers
+count as similar if their first `COMPARED_CHARS` characters are equal. If fewer than half are, the server has another
+model or template.
 
 In a chat each line of standard input is a turn; an empty line starts a new conversation. All lines are read first,
 because the model is loaded once for all of them.
@@ -86,29 +86,18 @@ def check_served(
 
 def query_server(trained: TrainedAdapter, server: ServerClient, model: str) -> Iterator[CheckedPrompt]:
     """Send all prompts with a recorded answer to the server. Raises UsageError without any."""
-    training = trained.trial.training
-    max_tokens = MAX_TOKENS if training is None else training.answer_tokens
-    text = None if training is None else training.data.system
-    system = [] if text is None else [{"role": "system", "content": text}]
-    count = 0
-    for sample in trained.record.answers:
-        if sample.after:
-            count += 1
-            reply = server.chat(model, [*system, {"role": "user", "content": sample.prompt}], max_tokens)
-            yield CheckedPrompt(kind="chat", prompt=sample.prompt, recorded=sample.after, reply=reply)
     checked = trained.read_check()
-    if checked is not None:
-        form = checked.forms[-1] if checked.merged is not None else checked.forms[0]
-        for prompt, answer in zip(checked.prompts, form.answers, strict=True):
-            count += 1
-            yield CheckedPrompt(
-                kind="held out", prompt=prompt, recorded=answer, reply=server.complete(model, prompt, MAX_TOKENS)
-            )
-    if not count:
+    if checked is None or not checked.prompts:
         run_id = trained.run.run_id
-        check = f"type: inv adapter.check --run={run_id}"
-        remedy = check if trained.record.evaluations else "train with train.sample_prompts, or with held-out data"
+        remedy = f"type: inv adapter.check --run={run_id}" if trained.record.evaluations else "train with held-out data"
         raise UsageError(f"run {run_id}: no recorded answer to compare with", remedy=remedy)
+    form = checked.forms[-1] if checked.merged is not None else checked.forms[0]
+    for prompt, question, answer in zip(checked.prompts, checked.questions, form.answers, strict=True):
+        reply = server.complete(model, prompt, MAX_TOKENS)
+        yield CheckedPrompt(kind="held out", prompt=prompt, recorded=answer, reply=reply)
+        if question is not None:
+            reply = server.chat(model, [{"role": "user", "content": question}], MAX_TOKENS)
+            yield CheckedPrompt(kind="chat", prompt=question, recorded=answer, reply=reply)
 
 
 def check_replies(trained: TrainedAdapter, url: str, prompts: list[CheckedPrompt]) -> str:

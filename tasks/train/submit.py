@@ -106,8 +106,8 @@ def _to_text(spec: TrainingJobSpec) -> str:
     size = len(text.encode())
     if size > MAX_SPEC_BYTES:
         raise UsageError(
-            f"train.sample_prompts: the job spec has {size} bytes, more than {MAX_SPEC_BYTES}",
-            remedy="use fewer, or a shorter train.chat_template",
+            f"train.chat_template: the job spec has {size} bytes, more than {MAX_SPEC_BYTES}",
+            remedy="use a shorter template",
         )
     return text
 

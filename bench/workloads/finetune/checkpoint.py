@@ -32,7 +32,7 @@ from bench.data import model_folder
 from bench.records.atomic_files import sha256_of, sync_folder
 from bench.records.checksummed import ResultError, read_checksummed, write_checksummed
 from bench.records.paths import MANIFEST_FILE
-from bench.records.score import SampleAnswer, TrainingTime
+from bench.records.score import TrainingTime
 from bench.records.training import Evaluation, TrainedSteps
 
 MANIFEST, STATE, STEPS = MANIFEST_FILE, "state.json", "steps.f64"
@@ -79,8 +79,7 @@ class State:
 
     `seconds` and `time` are summed over all attempts. `first_losses` are the held-out examples' losses before training,
     for comparison with later ones. `best_step` has the lowest held-out loss or the highest score so far, None before
-    the first evaluation. `answers` are those before training, `checkpoints` the steps of earlier
-    checkpoints.
+    the first evaluation. `checkpoints` are the steps of earlier ones.
     """
 
     step: int
@@ -88,7 +87,6 @@ class State:
     evaluations: list[Evaluation] = field(default_factory=list)
     first_losses: list[float] = field(default_factory=list)
     best_step: int | None = None
-    answers: list[SampleAnswer] = field(default_factory=list)
     checkpoints: list[int] = field(default_factory=list)
     time: TrainingTime = field(default_factory=TrainingTime)
 

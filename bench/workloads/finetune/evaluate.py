@@ -1,4 +1,4 @@
-"""The held-out loss with its interval, and the tokens of sample prompts.
+"""The held-out loss with its interval.
 
 The loss is the sum over all targets of the held-out examples, divided by their number. Its interval is over examples:
 a ratio of two sums over n examples, sum(l) / sum(t), varies by sqrt(n / (n - 1) sum((l - ratio t)^2)) / sum(t), which
@@ -11,12 +11,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from bench.data.inputs import system_messages
-from bench.data.masking import encode_prompt
 from bench.kernels.loss import CHUNK_TOKENS, IGNORED, token_losses
 from bench.qlora.step import TrainingStep
 from bench.records import student
-from bench.records.training import Evaluation, TrainingData
+from bench.records.training import Evaluation
 from bench.workloads.finetune.training_set import RowCollator, TrainingSet
 from bench.workloads.ranks.process import RankGroup
 
@@ -94,22 +92,3 @@ def ratio(sums: Sequence[float], counts: Sequence[int]) -> tuple[float, float | 
         return middle, None
     spread = math.fsum((each - middle * count) ** 2 for each, count in zip(sums, counts, strict=True))
     return middle, student.quantile(0.95, n - 1) * math.sqrt(spread * n / (n - 1)) / total
-
-
-def encode_prompts(
-    tokenizer: Any, prompts: Sequence[str], data: TrainingData, log: Callable[[str], object]
-) -> list[list[int]]:
-    """Tokenize each text of train.sample_prompts as a conversation's user turn, after train.system if it is set.
-
-    Raises InputError for one that the chat template cannot render.
-    """
-    return [
-        encode_prompt(
-            tokenizer,
-            f"train.sample_prompts: text {n}",
-            [*system_messages(data.system), {"role": "user", "content": text}],
-            data.special_tokens,
-            log,
-        )
-        for n, text in enumerate(prompts, 1)
-    ]

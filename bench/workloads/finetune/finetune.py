@@ -23,7 +23,7 @@ from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.predict.fit import fit_training
 from bench.qlora.step import sized_config
 from bench.records import Trial, schema
-from bench.records.score import SampleAnswer, TrainingScore, TrainingTime
+from bench.records.score import TrainingScore, TrainingTime
 from bench.records.status import Outcome, ReasonCode
 from bench.records.training import LIMITS, DataReport, DerivedSettings, Evaluation, TrainingRecord
 from bench.workloads.finetune import checkpoint, resume, training_set
@@ -134,7 +134,7 @@ class TrainingLog:
         if "score" in line:
             self._log_score(schema.from_json(TrainingScore, line["score"]))
         for name in (
-            *("adapter", "answers", "score", "time"),
+            *("adapter", "score", "time"),
             *("communication_predicted_percent", "communication_measured_percent"),
         ):
             if line.get(name) is not None:
@@ -204,7 +204,6 @@ class TrainingLog:
             evaluations=self._evaluations,
             checkpoints=self._checkpoints,
             restarts=self._restarts,
-            answers=[schema.from_json(SampleAnswer, answer) for answer in reported.get("answers", ())],
             data=self._data,
             adapter_step=adapter.get("step"),
             adapter_sha256=adapter.get("sha256"),

@@ -159,7 +159,7 @@ class FinetuneRank(RankProcess):
         self.group.barrier()
 
     def _write_and_score(self, trainer: Any, stop: str) -> str:
-        """Write the final adapter, answer the sample prompts, then score. Return the reason of the end.
+        """Write the final adapter, then score it. Return the reason of the end.
 
         A stop during the score is one of the training: the next attempt repeats what is done here, and no step.
         """
@@ -171,8 +171,7 @@ class FinetuneRank(RankProcess):
             template = training_set.training_of(self.trial).data.chat_template
             files = self.trainer_module.write_adapter(out, adapter, trainer.weights, Path(self.trial.model), template)
             digest = sha256_of(out / ADAPTER_FOLDER / ADAPTER)
-            answers = schema.to_json(trainer.sample_answers())
-            self.report(adapter={"step": step, "sha256": digest, "files": files}, answers=answers)
+            self.report(adapter={"step": step, "sha256": digest, "files": files})
         try:
             score = trainer.score_adapter(step)
         except self.trainer_module.StopRequested:

@@ -32,8 +32,7 @@ MUTABLE_SETTINGS = {
     *("layout", "warmup_steps", "measured_steps", "new_tokens", "gradient_accumulation_steps"),
     *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers"),
     *("training.data", "training.checkpoint_sec", "training.keep_checkpoints", "training.max_hours"),
-    *("training.limited_by", "training.prompts", "training.answer_tokens"),
-    *("training.input_digests", "training.init_adapter", "derive"),
+    *("training.limited_by", "training.input_digests", "training.init_adapter", "derive"),
 }
 SCORE_SETTINGS = {"training.score", "training.score_rows", "training.best_by"}
 # Not mutable in the recipe `fast`: a recomputed layer starts from its input in bf16, so its gradients differ.

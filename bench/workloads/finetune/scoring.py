@@ -82,23 +82,25 @@ class RowTexts:
 
     def rows(self, cases: Sequence[PromptCase], answers: Sequence[str]) -> list[AnsweredRow]:
         """Return the row of each answer."""
-        head, tail = self._template_ends()
         return [
-            AnsweredRow(prompt=self._question(case, head, tail), answer=answer, expected=self._expected(case))
-            for case, answer in zip(cases, answers, strict=True)
+            AnsweredRow(
+                prompt=question or self._tokenizer.decode(case.prompt),
+                answer=answer,
+                expected=self._tokenizer.decode(case.reference, skip_special_tokens=True).strip(),
+            )
+            for case, question, answer in zip(cases, self.questions(cases), answers, strict=True)
         ]
 
-    def _expected(self, case: PromptCase) -> str:
-        return str(self._tokenizer.decode(case.reference, skip_special_tokens=True)).strip()
-
-    def _question(self, case: PromptCase, head: str, tail: str) -> str:
-        """Return the text of a prompt's only question; of another prompt the whole text that the model is given."""
-        text = str(self._tokenizer.decode(case.prompt))
-        question = text[len(head) : len(text) - len(tail)]
-        is_whole = bool(tail) and text == head + question + tail
-        return (
-            question if is_whole and not any(map(question.__contains__, self._tokenizer.all_special_tokens)) else text
-        )
+    def questions(self, cases: Sequence[PromptCase]) -> list[str | None]:
+        """Return the text of each prompt's only question; None for a prompt of another form."""
+        head, tail = self._template_ends()
+        questions: list[str | None] = []
+        for text in (self._tokenizer.decode(case.prompt) for case in cases):
+            question = text[len(head) : len(text) - len(tail)]
+            is_whole = bool(tail) and text == head + question + tail
+            has_control = any(map(question.__contains__, self._tokenizer.all_special_tokens))
+            questions.append(question if is_whole and not has_control else None)
+        return questions
 
     def _template_ends(self) -> tuple[str, str]:
         """Return what the chat template writes before and after a first question."""

@@ -19,11 +19,11 @@ from bench import torch_stack
 from bench.harness.termination import NonFiniteLoss
 from bench.qlora.step import TrainingStep
 from bench.records import Trial, schema
-from bench.records.score import SampleAnswer, TrainingScore
+from bench.records.score import TrainingScore
 from bench.records.training import Evaluation
 from bench.records.units import format_mb
 from bench.workloads.finetune import evaluate
-from bench.workloads.finetune.answers import AnswerGenerator, GeneratedAnswer
+from bench.workloads.finetune.answers import AnswerGenerator
 from bench.workloads.finetune.checkpoint import History, Identity, State
 from bench.workloads.finetune.checkpoint_manager import (
     CheckpointManager,
@@ -321,25 +321,12 @@ class Trainer:
     def _evaluate_initial_model(self) -> None:
         if self.training_set.data.validation:
             self._evaluate()
-        if self.state.step == 0 and self.training.prompts and self.group.rank == 0:
-            self.context.on_progress("answer", 0)
-            generated = self._generate_answers(lambda message: self.context.report(log=message))
-            answers = [
-                SampleAnswer(prompt=prompt, before=text, before_ended=has_ended)
-                for prompt, (text, has_ended) in zip(self.training.prompts, generated, strict=True)
-            ]
-            self.state = dataclasses.replace(self.state, answers=answers)
         if self.state.step == 0 and self.scorer is not None:
             with contextlib.suppress(StopRequested):  # the next step ends the attempt
                 self.scorer.score_base()
         self.group.barrier()
 
-    def _generate_answers(self, log: Callable[[str], object]) -> list[GeneratedAnswer]:
-        prompts = evaluate.encode_prompts(self.tokenizer, self.training.prompts, self.training.data, log)
-        return self._make_generator().generate(prompts, [self.training.answer_tokens] * len(prompts))
-
-    def _make_generator(self, on_step: Callable[[], None] | None = None) -> AnswerGenerator:
-        on_step = on_step or (lambda: self._report_progress("answer", self.state.step))
+    def _make_generator(self, on_step: Callable[[], None]) -> AnswerGenerator:
         ends = self.training_set.end_tokens
         return AnswerGenerator.of_step(self.modules, self.step, self.peft_model, self.tokenizer, ends, on_step=on_step)
 
@@ -464,12 +451,3 @@ class Trainer:
         """Copy an adapter's tensors into the weights."""
         for name, tensor in self.weights.adapter.items():
             tensor.copy_(adapter[name])
-
-    def sample_answers(self) -> list[SampleAnswer]:
-        """Answer the prompts with the present weights, next to the answers before training. Rank 0 only."""
-        before = {answer.prompt: answer for answer in self.state.answers}
-        generated = self._generate_answers(lambda _: None)
-        return [
-            dataclasses.replace(before.get(prompt, SampleAnswer(prompt=prompt)), after=text, after_ended=has_ended)
-            for prompt, (text, has_ended) in zip(self.training.prompts, generated, strict=True)
-        ]

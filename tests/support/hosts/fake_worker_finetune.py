@@ -224,7 +224,6 @@ def _write_results(record: Record, total: int, steps: int, stop: str, restarts: 
         ],
         checkpoints=[],
         restarts=restarts,
-        answers=[],
         data=None,
         adapter_step=steps,
         adapter_sha256=hashlib.sha256((adapter / ADAPTER).read_bytes()).hexdigest(),

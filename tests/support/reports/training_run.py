@@ -36,7 +36,7 @@ RECORD = TrainingRecord(
             change=-0.5, change_low=-0.6, change_high=-0.4,
         ),
     ],
-    checkpoints=[], restarts=[], answers=[], data=None, adapter_step=2, adapter_sha256="ab" * 32,
+    checkpoints=[], restarts=[], data=None, adapter_step=2, adapter_sha256="ab" * 32,
     adapter_files={"adapter_model.safetensors": 2_000_000}, communication_predicted_percent=None,
     communication_measured_percent=7.0, peak_vram_bytes=3 << 30, peak_rss_bytes=None, seconds=3600.0,
 )  # fmt: skip
@@ -104,7 +104,7 @@ def write_checked(folder: Path, examples: dict[str, float], *merged: ServedForm)
     """Write a training with these losses per token; each example has ten targets."""
     AdapterCheck(
         adapter_sha256=RECORD.adapter_sha256 or "", model_sha256="m", data_sha256="d", merged=None, end_ids=[2],
-        places=[], prompts=[], forms=[FORM, *merged], examples=list(examples),
+        places=[], prompts=[], questions=[], forms=[FORM, *merged], examples=list(examples),
         losses=[10 * loss for loss in examples.values()], targets=[10] * len(examples),
         device="CPU", arithmetic="float32",
     ).write(write_run(folder))  # fmt: skip

@@ -18,7 +18,6 @@ STEPS, LINES, QUESTION = 12, 60, "What is the capital of France?"
 TRAIN = {
     "max_seq_len": 160, "validation_fraction": 0.1, "micro_batch_size": 1, "rows_per_step": 2, "max_steps": STEPS,
     "lora_rank": 8, "learning_rate": 0.002, "gradient_checkpointing": False,
-    "sample_prompts": [QUESTION], "sample_max_new_tokens": 24,
 }  # fmt: skip
 
 

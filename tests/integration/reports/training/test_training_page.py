@@ -4,18 +4,17 @@ import dataclasses
 import re
 from pathlib import Path
 
-import pytest
-
 from bench.records.adapter import AdapterCheck
-from bench.records.score import SampleAnswer
 from reports.output.write_report import build_training
 from tests.support.reports import hostile
 from tests.support.reports.training_run import RECORD, SCORE, write_checked, write_run
 
 
 def test_every_file_is_written_and_foreign_text_is_escaped(tmp_path: Path) -> None:
-    answer = SampleAnswer(prompt="<script>alert(1)</script>", before="no", after="yes & more")
-    report = build_training(write_run(tmp_path, dataclasses.replace(RECORD, answers=[answer])))
+    row = dataclasses.replace(SCORE.shown[0], prompt="<script>alert(1)</script>", after="")
+    report = build_training(
+        write_run(tmp_path, dataclasses.replace(RECORD, score=dataclasses.replace(SCORE, shown=[row])))
+    )
     folder = report.index.parent
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert names == [
@@ -25,6 +24,7 @@ def test_every_file_is_written_and_foreign_text_is_escaped(tmp_path: Path) -> No
     html = report.index.read_text()
     assert html.count("<script") == 1  # the page's own, which sorts tables
     assert "&lt;script&gt;alert(1)" in html
+    assert html.count("an empty answer") == 1
     assert "$4.00 an hour of all workers" in html
     assert "killed by SIGKILL" in html
     heads, first, _ = (folder / "steps.csv").read_text().splitlines()
@@ -44,27 +44,6 @@ def test_score_and_answers_come_before_the_curve_and_the_next_commands_before_al
 
 def html_of(folder: Path) -> str:
     return build_training(folder).index.read_text()
-
-
-@pytest.mark.parametrize(
-    ("answer", "shown", "absent"),
-    [
-        (SampleAnswer(prompt="p", before=None, after="x"), ["not asked"], ["an empty answer", "cut at the"]),
-        (SampleAnswer(prompt="p", before="x", after=""), ["an empty answer"], ["not asked", "cut at the"]),
-        (SampleAnswer(prompt="p", before="x", after="y", after_ended=False), ["cut at the limit of 64"], ["not asked"]),
-        (
-            SampleAnswer(prompt="p", before="x", after="y", after_ended=True),
-            [],
-            ["cut at the", "an empty answer", "not asked"],
-        ),
-    ],
-)
-def test_an_empty_answer_an_unasked_prompt_and_a_cut_answer_differ(
-    answer: SampleAnswer, shown: list[str], absent: list[str], tmp_path: Path
-) -> None:
-    html = html_of(write_run(tmp_path, dataclasses.replace(RECORD, answers=[answer])))
-    assert all(text in html for text in shown)
-    assert not any(text in html for text in absent)
 
 
 def test_the_page_names_the_configuration_and_the_check_of_the_adapter(tmp_path: Path) -> None:

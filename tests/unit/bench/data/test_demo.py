@@ -8,7 +8,6 @@ import pytest
 from bench.data import demo, readers
 from bench.data.demo import documentation_pairs
 from bench.data.inputs import InputError
-from tests.support.paths import ROOT
 
 SOURCE = '''"""A module that would explode if it were imported, documented at length."""
 raise SystemExit("imported")
@@ -77,10 +76,3 @@ def test_each_object_matches_its_sentence() -> None:
         assert f"able {order.pop('table')}" in sentence
         for dish, count in order.items():
             assert (f" {dish}" if count == 1 else f"{demo.COUNTS[count - 1]} {demo.DISHES[dish]}") in sentence
-
-
-def test_the_demos_sample_prompts_do_not_occur_in_its_data() -> None:
-    settings = (ROOT / "docs" / "demo-train.yaml").read_text(encoding="utf-8")
-    assert "Zoe" in settings
-    assert "Marvin" in settings
-    assert not {"Zoe", "Marvin"} & set(demo.NAMES)

@@ -34,7 +34,7 @@ def test_evaluations_need_data_that_is_held_out(changes):
 
 
 def test_a_fine_tuning_round_trips_and_needs_its_field(make_trial):
-    trial = make_trial(kind="finetune", world_size=4, training=training(prompts=("Who?",), max_hours=2.0))
+    trial = make_trial(kind="finetune", world_size=4, training=training(max_hours=2.0))
     assert Trial.from_json(json.loads(trial.to_text())) == trial
     pinned = make_trial(kind="finetune", training=training(input_digests={"chats.jsonl": "0" * 64}))
     assert Trial.from_json(json.loads(pinned.to_text())) == pinned

@@ -1,6 +1,5 @@
 """Tests of `inv serve.check` (same or similar answers, another model, answers without end) and of `inv chat`."""
 
-import dataclasses
 import io
 import json
 import re
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 from invoke import Context
 
-from bench.records.score import SampleAnswer
 from tasks.adapter import artifact, questions
 from tasks.adapter.artifact import TrainedAdapter
 from tasks.clients.workers import BenchProgram
@@ -18,20 +16,21 @@ from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.settings.layers import Settings
 from tests.support.answers import print_answer
 from tests.support.machines.fake_openai import FakeOpenAI
-from tests.unit.tasks.adapter.conftest import adapter_check, save_check
+from tests.unit.tasks.adapter.conftest import adapter_check, form, save_check
 
-RECORDED = {"What is len?": "The number of items in a container.", "<s>?": "yes", "<s>!": "no"}
+LONG = "The number of items in a container."
+RECORDED = {"<s>?": LONG, "?": LONG, "<s>!": "no"}
 
 
 @pytest.fixture
 def answered(trained: TrainedAdapter, monkeypatch: pytest.MonkeyPatch) -> TrainedAdapter:
-    """Return a training with a recorded answer to one sample prompt and to two held-out prompts."""
-    answers = [SampleAnswer(prompt="What is len?", before=None, after=RECORDED["What is len?"])]
-    with_answers = dataclasses.replace(trained, record=dataclasses.replace(trained.record, answers=answers))
-    save_check(with_answers, adapter_check(prompts=["<s>?", "<s>!"], places=["a", "b"]))
-    monkeypatch.setattr(questions, "open_training", lambda _settings, _run: with_answers)
+    """Return a training with recorded answers to two held-out prompts, one of them a single question."""
+    forms = [form("trained", answers=[LONG, "no"])]
+    checked = adapter_check(prompts=["<s>?", "<s>!"], questions=["?", None], places=["a", "b"], forms=forms)
+    save_check(trained, checked)
+    monkeypatch.setattr(questions, "open_training", lambda _settings, _run: trained)
     monkeypatch.setattr(questions, "load", lambda _context: None)
-    return with_answers
+    return trained
 
 
 def check(url: str, **options: str) -> None:
@@ -43,8 +42,8 @@ def test_a_server_that_answers_as_recorded_passes(answered: TrainedAdapter, caps
     with FakeOpenAI(RECORDED) as server:
         check(server.url)
     assert [("messages" in request, request["max_tokens"]) for request in server.requests] == [
-        (True, 64),
         (False, 512),
+        (True, 512),
         (False, 512),
     ]
     line = capsys.readouterr().out.splitlines()[-1]
@@ -52,22 +51,10 @@ def test_a_server_that_answers_as_recorded_passes(answered: TrainedAdapter, caps
     assert "3 of 3" in line
 
 
-def test_a_server_gets_the_system_prompt_of_the_training(answered: TrainedAdapter) -> None:
-    training = answered.trial.training
-    assert training is not None
-    data = dataclasses.replace(training.data, system="s")
-    trial = dataclasses.replace(answered.trial, training=dataclasses.replace(training, data=data))
-    planned = dataclasses.replace(answered.run.planned[0], trial=trial)
-    trained = dataclasses.replace(answered, run=dataclasses.replace(answered.run, planned=(planned,)))
-    with FakeOpenAI(RECORDED) as server:
-        questions.ask_server(Settings(root=Path()), trained, server.url, None, None)
-    assert server.requests[0]["messages"][0] == {"role": "system", "content": "s"}
-
-
 def test_an_answer_that_parts_late_is_alike_and_another_model_fails(
     answered: TrainedAdapter, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with FakeOpenAI(RECORDED | {"What is len?": "The number of items in a list."}) as server:
+    with FakeOpenAI(RECORDED | {"?": "The number of items in a list."}) as server:
         check(server.url)
         assert re.search(r"2 of 3 .*, 3 ", capsys.readouterr().out.splitlines()[-1])
         server.answers = {}
@@ -91,13 +78,12 @@ def test_a_server_of_several_models_or_none_is_one_line() -> None:
 
 
 def test_without_a_recorded_answer_the_command_that_records_some_is_named(answered: TrainedAdapter) -> None:
-    bare = dataclasses.replace(answered, record=dataclasses.replace(answered.record, answers=[]))
-    (bare.folder / "adapter-check.json").unlink()
+    (answered.folder / "adapter-check.json").unlink()
     with (
         FakeOpenAI({}) as server,
         pytest.raises(UsageError, match=r"inv adapter\.check --run="),
     ):
-        list(questions.query_server(bare, questions.connect(server.url, None), "tuned"))
+        list(questions.query_server(answered, questions.connect(server.url, None), "tuned"))
 
 
 def set_stdin(lines: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
 """The held-out loss, its interval, predicted communication and sample answers."""
 
-import dataclasses
 import random
 from typing import Any
 
 import pytest
 
-from bench.data.inputs import InputError
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.evaluate import make_evaluation, ratio
 from bench.workloads.finetune.rehearsal import predict_communication
@@ -107,23 +105,3 @@ def test_an_evaluation_changes_no_gradient(lab, recipe):
     evaluate.example_losses(torch, trainer.step, parts.material, trainer.collate, trainer.group, lambda _: None)
     assert all(float(each.norm()) > 0 for each in before)
     assert all(torch.equal(*pair) for pair in zip(before, gradient(), strict=True))
-
-
-def test_a_prompt_follows_the_system_prompt_of_the_training(lab):
-    tokenizer, data = lab().tokenizer, lab().trial.training.data
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}:{{ m.content }}.{% endfor %}"
-    for system, expected in ((None, "user:b."), ("s", "system:s.user:b.")):
-        (ids,) = evaluate.encode_prompts(tokenizer, ["b"], dataclasses.replace(data, system=system), print)
-        assert tokenizer.decode(ids) == expected
-
-
-def test_a_prompt_that_the_template_cannot_render_is_named(monkeypatch, lab):
-    """Check that the error comes before any computation: this test has no model."""
-    monkeypatch.setattr("bench.data.tokenizer.TEMPLATE_TIMEOUT_SEC", 0.05)
-    tokenizer, data = lab().tokenizer, lab().trial.training.data
-    endless = "".join(f"{{% for _{depth} in range(99999) %}}" for depth in range(4)) + "{% endfor %}" * 4
-    refused = "{% if messages[0].content == 'b' %}{{ raise_exception('no b') }}{% endif %}"
-    for template, reason in ((endless, ""), (refused, "no b")):
-        tokenizer.chat_template = template
-        with pytest.raises(InputError, match=f"^train.sample_prompts: text 1: .*{reason}"):
-            evaluate.encode_prompts(tokenizer, ["b"], data, print)

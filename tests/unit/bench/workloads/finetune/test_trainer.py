@@ -63,21 +63,6 @@ def test_hours_are_summed_over_all_attempts_including_loading(lab, tmp_path):
         assert (trainer.run(), trainer.state.step) == ended
 
 
-def test_an_answer_before_training_is_matched_by_prompt_if_prompts_changed(lab, tmp_path):
-    parts = lab(training={"max_steps": 1, "prompts": ("a", "b"), "answer_tokens": 2})
-    parts.train(tmp_path)
-    changed = {"max_steps": 1, "prompts": ("b", "c"), "answer_tokens": 2}
-    resumed = lab(training=changed)
-    trainer = resumed.trainer(tmp_path / "checkpoints")
-    trainer.restore(resume.find_checkpoint(tmp_path / "checkpoints", resumed.identity, lambda _: None))
-    _, b_before = trainer.state.answers
-    trainer.set_adapter(trainer.adapter()[1])
-    answers = trainer.sample_answers()
-    assert [(answer.prompt, answer.before) for answer in answers] == [("b", b_before.before), ("c", None)]
-    assert [answer.before_ended for answer in answers] == [b_before.before_ended, None]
-    assert [answer.after_ended for answer in answers] == [False, False]  # both reach two tokens
-
-
 def test_a_stop_before_a_due_evaluation_does_not_lose_it(lab, tmp_path):
     asked = iter([False, True])
     parts = lab(training={"evaluate_every": 1, "max_steps": 3})
