@@ -18,7 +18,6 @@ NEWEST_RUN, NEWEST_TRAINING = "the newest run", "the newest training"
 PLAIN = "plain lines instead of the live display, also on a terminal"
 RUN = "run id"
 TRAINING_RUN = "run id of the training"
-TRIAL_FILE = "(`inv tune` writes one)"
 INPUTS = {
     "model": text("folder of the model, as a worker sees it", value="FOLDER", setting="model.path"),
     "data": text("chats to train on, as a worker sees them", value="FILE", setting="data.path"),
@@ -50,7 +49,7 @@ class BenchOptions:
     quick: bool = switch("run suite quick: 3 trials, the published two and what `inv train` does")
     full: bool = switch("run suite full: 13 trials, one factor at a time")
     only: str | None = text("ids of the trials to run, separated by commas (--dry-run shows all)", value="IDS")
-    trial_file: str | None = text(f"JSON file with the trial to run, or a list of trials {TRIAL_FILE}")
+    trial_file: str | None = text("JSON file with the trial to run, or a list of trials")
     quality: bool = switch(
         "then compare the held-out loss of the fastest configuration with the reference, after short trainings on your "
         "data",
@@ -133,26 +132,6 @@ monitor = Command(
     ),
     name=text("run id of a training over pods: show its pods", name="run"),
 )
-tune = Command(
-    "tune",
-    "tasks.tuning.tune:tune_fleet",
-    "Search for the fastest configuration that fits.",
-    section=Section.BENCHMARK,
-    effect=Effect.CHANGES,
-    examples=(
-        "inv tune --dry-run  # the candidates, the predicted memory, what is measured",
-        "inv tune --memory-gib 20  # within a smaller limit than the GPU has",
-    ),
-    resume=text(
-        "resume the newest search, or the search with this id; finished trials are not repeated",
-        is_value_optional=True,
-        value="SEARCH",
-    ),
-    memory_gib=number(float, "GPU memory limit in GiB", gt=0, le=1024, unset="tune.memory_gib, else the GPU's memory"),
-    dry_run=switch("print the candidates and those to measure, and change nothing"),
-    plain=switch(PLAIN),
-)
-
 # --- training
 
 
@@ -161,10 +140,8 @@ class TrainOptions:
     workers: int | None = number(
         int, "train on this many of the fleet's workers", ge=1, unset="train.workers, else all"
     )
-    trial_file: str | None = text(f"JSON file with the configuration to use {TRIAL_FILE}")
-    from_run: str | None = text(
-        "use the recommended configuration of this benchmark or search", name="from", value="RUN"
-    )
+    trial_file: str | None = text("JSON file with the configuration to use")
+    from_run: str | None = text("use the recommended configuration of this benchmark", name="from", value="RUN")
     resume: str | bool | None = text(
         "resume the newest training, or the run with this id, from its last checkpoint",
         is_value_optional=True,

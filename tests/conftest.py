@@ -42,7 +42,7 @@ FOLDER_ORDER = (
     "tests/",
 )
 # The tests of these files share nothing, so different workers may run them.
-SPLIT_FILES = ("tests/system/fleet/test_inv_bench.py", "tests/system/tuning/test_inv_tune.py")
+SPLIT_FILES = ("tests/system/fleet/test_inv_bench.py",)
 
 
 def pytest_configure() -> None:

@@ -52,7 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = ReasonCode.NOT_WRITTEN
         if arguments.handler in (
             _inspect,
-            _survey,
             _forecast,
             _adapter,
             _selfcheck,
@@ -152,11 +151,6 @@ def _add_input_commands(commands: Any) -> None:
     trial = "trial of kind finetune; -: JSON from stdin"
     forecast.add_argument("--trial", type=Path, required=True, metavar="FILE", help=trial)
     forecast.add_argument("--cache", type=Path, metavar="DIR", help="cache folder for tokenized examples")
-
-    summary = "report the GPU, the samples' lengths and the predicted memory of trials; one JSON line"
-    survey = _add_command(commands, "survey", _survey, summary)
-    _add_input_arguments(survey)
-    survey.add_argument("--trials", type=Path, metavar="FILE", help="JSON list of trials; -: from stdin")
 
 
 def _add_other_commands(commands: Any) -> None:
@@ -351,13 +345,6 @@ def _read_trials(arguments: argparse.Namespace) -> tuple[Trial, ...]:
 def _sized_config(trial: Trial) -> dict[str, Any]:
     config: dict[str, Any] = importlib.import_module("bench.qlora.step").sized_config(trial)
     return config
-
-
-def _survey(arguments: argparse.Namespace) -> int:
-    from bench.predict import throughput
-
-    trials = _read_trials(arguments)
-    return _print_json(throughput.survey(_sized_config, arguments.model, arguments.data, trials))
 
 
 def _forecast(arguments: argparse.Namespace) -> int:

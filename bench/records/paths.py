@@ -7,7 +7,7 @@
 | | LEDGER_FILE | the fleet: one line per event, append-only |
 | | CANCEL_FILE | `inv cancel`: a request to the command that follows the run, while it waits |
 | | SUMS_FILE | `inv collect`: the sha256 of every file; a model's folder has one too |
-| | QUALITY_FILE | `inv tune` and `inv bench --quality`: held-out losses against the reference |
+| | QUALITY_FILE | `inv bench --quality`: held-out losses against the reference |
 | | TRIALS_FOLDER/<trial-id>/ | one folder per trial |
 | | REPORT_FOLDER/ | `inv report` |
 | a trial's folder | RESULT_FILE | the trial's process, last |

@@ -21,7 +21,7 @@ from tasks.clients.worker_queries import translate_host_errors
 from tasks.clients.workers import bench_program, fleet_hosts
 from tasks.errors import ConfirmationRequired, UsageError, escape_controls, translate_errors
 from tasks.fleet.collect import WEIGHTS_FILE
-from tasks.fleet.run_store import TRAIN, newest_run, open_run, refuse_unended
+from tasks.fleet.run_store import TRAIN, newest_training, open_run, refuse_unended
 from tasks.fleet.runner import refuse_busy_workers
 from tasks.settings.layers import Settings
 
@@ -89,7 +89,7 @@ class TrainedAdapter:
 
 def open_training(settings: Settings, name: str | None) -> TrainedAdapter:
     """Open the training with this id, or the newest one. Raises task errors."""
-    run, folder = open_run(settings, name or newest_run(settings.results_folder, TRAIN))
+    run, folder = open_run(settings, name or newest_training(settings.results_folder))
     if run.suite != TRAIN or len(run.planned) != 1:
         raise UsageError(
             f"run {run.run_id} is a benchmark, not a training", remedy="choose one of `inv runs` with --run"

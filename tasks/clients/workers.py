@@ -253,12 +253,6 @@ class BenchProgram:
                     )
         return first
 
-    def survey(self, host: Host, trials: Sequence[Trial]) -> Mapping[str, Any]:
-        """Return `python -m bench survey`'s report on GPU, data and trials. Raises like `inspect`."""
-        command = self.command(host, "survey", *self._input_flags(), "--trials", "-")
-        query = lambda host: _run_for_json(host, command, _trials_json(trials))  # noqa: E731
-        return query_all([host], query, self.lost_after_sec, activity=_CHECK)[0]
-
     def forecast(self, hosts: Sequence[Host], trial: Trial) -> list[Mapping[str, Any]]:
         """Return the report of `python -m bench forecast` on a training for each host. Raises like `inspect`."""
 

@@ -5,6 +5,7 @@ plan               turn settings into a plan: trials, workers, expected time
 declared           fields of records from the settings that they declare, in the section train
 trial_spec         the trial of a training, from settings, flags and a trial file
 runner             run a plan over the fleet until every trial has ended
+loss_pairs         compare held-out losses with the reference, for `inv bench --quality`
 live_display       progress of a fleet on the terminal
 training_progress  progress of a training on the terminal
 notify             run the operator's program at the end of a run

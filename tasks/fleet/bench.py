@@ -46,7 +46,7 @@ def _start(settings: Settings, options: BenchOptions) -> CommandResult | None:
     run = plan.plan_run(settings, request, inputs)
     fleet_plan = plan.plan_fleet(settings, run, settings.results_folder / run.run_id, hosts)
     if request.quality:
-        print(load_target("tasks.tuning.loss_pairs:describe_power")(settings, settings.model.path, settings.data.path))
+        print(load_target("tasks.fleet.loss_pairs:describe_power")(settings))  # imports pandas
     if options.dry_run:
         return _show_plan(fleet_plan, request.repeats)
     with acquire_lock(settings.results_folder, f"bench (run {run.run_id})", follows=run.run_id):
@@ -90,7 +90,7 @@ def _run_and_compare(settings: Settings, fleet_plan: FleetPlan, *, plain: bool, 
     run = fleet_plan.run
     if compares:
         command = f"`{resume_command(run)}`"
-        compare = load_target("tasks.tuning.loss_pairs:compare_run")
+        compare = load_target("tasks.fleet.loss_pairs:compare_run")
         try:
             compare(settings, fleet_plan.folder, fleet_plan.hosts, plain=plain)
         except Interrupted as error:

@@ -20,7 +20,6 @@ from tasks.settings.layers import Settings
 
 LATEST = "latest"
 TRAIN = "train"  # the suite of a run that is a training
-TUNE, BEST_FILE = "tune", "best.json"  # the suite of a search's run of short trials, and its answer there as a trial
 _MAX_HISTORY_RUNS, _MAX_NAME_BYTES = 20, 255
 
 
@@ -62,15 +61,10 @@ def is_training(folder: Path) -> bool:
         return False
 
 
-def newest_run(results_folder: Path, suite: str) -> str | None:
-    """Return the id of the newest run of a suite, such as TRAIN; None without one."""
-    for path in sorted(results_folder.glob(f"*-{suite}*/{RUN_FILE}"), reverse=True):
-        try:
-            if RunRecord.read(path).suite == suite:
-                return path.parent.name
-        except ResultError:
-            continue
-    return None
+def newest_training(results_folder: Path) -> str | None:
+    """Return the id of the newest training; None without one."""
+    folders = sorted((path.parent for path in results_folder.glob(f"*-{TRAIN}*/{RUN_FILE}")), reverse=True)
+    return next((folder.name for folder in folders if is_training(folder)), None)
 
 
 def newest_results(results_folder: Path) -> Iterator[list[TrialResult]]:
@@ -114,8 +108,7 @@ def resume_command(run: RunRecord | str) -> str:
     """Return the command that resumes a run. An id names its suite."""
     run_id = run if isinstance(run, str) else run.run_id
     suite = run_id.split("-")[2:3] if isinstance(run, str) else [run.suite]
-    command = suite[0] if suite in ([TRAIN], [TUNE]) else "bench"
-    return f"inv {command} --resume={run_id}"
+    return f"inv {'train' if suite == [TRAIN] else 'bench'} --resume={run_id}"
 
 
 def refuse_unended(folder: Path) -> None:

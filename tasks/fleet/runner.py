@@ -1,4 +1,4 @@
-"""Execution of a plan over the fleet until every trial has ended, for `inv bench` and `inv tune`; the plan on disk.
+"""Execution of a plan over the fleet until every trial has ended, for `inv bench`; the plan on disk.
 
 The plan is on disk before anything starts; afterwards its ledger says what is left to do.
 """
@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench.records import schema
-from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
@@ -37,16 +35,13 @@ from tasks.fleet.run_store import make_folder, open_run, point_latest_at, refuse
 from tasks.settings.layers import Settings
 
 
-def resume(settings: Settings, run_id: str, hosts: Sequence[Host], *, plain: bool, **options: bool) -> None:
-    """Resume a run of this machine; `options` are those of `act`."""
-    act(plan_fleet(settings, *open_run(settings, run_id), hosts), plain=plain, **options)
+def resume(settings: Settings, run_id: str, hosts: Sequence[Host], *, plain: bool) -> None:
+    """Resume a run of this machine, without the trials that failed."""
+    act(plan_fleet(settings, *open_run(settings, run_id), hosts), plain=plain)
 
 
-def act(plan: FleetPlan, *, plain: bool, retries_failures: bool = False, notifies: bool = True) -> None:
-    """Run the trials of a plan on disk that are open, were stopped or lost, with `retries_failures` those that failed.
-
-    `notifies`: run notify.command at the end.
-    """
+def act(plan: FleetPlan, *, plain: bool, retries_failures: bool = False) -> None:
+    """Run a plan's trials that are open, were stopped or lost, and with `retries_failures` those that failed."""
     run = plan.run
     trial_ids = [planned.trial_id for planned in run.planned]
     with ledger_errors(run.run_id):
@@ -57,7 +52,7 @@ def act(plan: FleetPlan, *, plain: bool, retries_failures: bool = False, notifie
                 ledger.reopen(trial_id)
         if ledger.open_trials():
             clear_discarded(plan.folder)
-            with notify_end(plan.notify_command if notifies else (), run, plan.folder, ledger):
+            with notify_end(plan.notify_command, run, plan.folder, ledger):
                 run_trials(plan, ledger, plain=plain)
             return
         print(f"run {run.run_id}: nothing to resume")
@@ -102,20 +97,6 @@ def write_plan(results_folder: Path, run: RunRecord) -> RunRecord:
             Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
         point_latest_at(folder)
     return run
-
-
-def write_plan_once(results_folder: Path, run: RunRecord) -> RunRecord:
-    """Return an equal plan of which a killed command started no trial, else write one. Raises like `write_plan`."""
-    for path in sorted(results_folder.glob(f"*{run.suite}*/{RUN_FILE}")):
-        with contextlib.suppress(ResultError, LedgerError):
-            entries = Ledger(path.with_name(LEDGER_FILE)).entries
-            is_unused = not any(entry.attempts or entry.status for entry in entries.values())
-            earlier = RunRecord.read(path) if is_unused else run
-            same = dataclasses.replace(earlier, run_id=run.run_id, created_at=run.created_at)
-            if is_unused and schema.to_json(same) == schema.to_json(run):
-                open_run_log(path.parent)
-                return earlier
-    return write_plan(results_folder, run)
 
 
 def clear_discarded(folder: Path) -> None:

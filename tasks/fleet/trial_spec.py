@@ -58,13 +58,12 @@ def worker_count(settings: Settings, flag: int | None) -> int:
     return count
 
 
-def read_trial(settings: Settings, file: str, flag: str = "train: --trial-file") -> Trial:
-    """Read the only trial of a file, which can be trained. `flag` begins the messages. Raises UsageError."""
+def read_trial(settings: Settings, file: str) -> Trial:
+    """Read the only trial of a file, which can be trained. Raises UsageError."""
+    flag = "train: --trial-file"
     trials = read_trials(settings, file, None, flag=flag)
     if len(trials) != 1:
-        raise UsageError(
-            f"{flag}: {file}: expected one trial, found {len(trials)}", remedy="`inv tune` writes best.json"
-        )
+        raise UsageError(f"{flag}: {file}: expected one trial, found {len(trials)}", remedy="name a file with one")
     return check_trial(settings, trials[0], f"{flag}: {file}")
 
 
@@ -75,7 +74,7 @@ def check_trial(settings: Settings, trial: Trial, source: str) -> Trial:
     if trial.model != settings.model.path:
         raise UsageError(
             f"{source}: is for the model {trial.model}, but model.path is {settings.model.path}",
-            remedy=f"set model.path to {trial.model}, or measure {settings.model.path} with `inv tune`: a "
+            remedy=f"set model.path to {trial.model}, or measure {settings.model.path} with `inv bench`: a "
             "configuration holds for one model only",
         )
     return trial

@@ -138,32 +138,8 @@ class BenchSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneSection:
-    """`inv tune`."""
-
-    recipes: tuple[str, ...] = setting(
-        ("reference", "stock", "fast"), "recipes to search; also fast-int8-backward, fast-int8: 8-bit products"
-    )
-    memory_gib: float | None = setting(
-        None, "GPU memory limit of a configuration; null: the GPU's memory", unit="GiB", gt=0, le=1_024
-    )
-    trials: int = setting(
-        8, "candidates measured by short trials; rounded up so that no worker is idle", ge=1, le=1_000
-    )
-    repeats: int = setting(
-        2,
-        "processes of the baseline and of the fastest on each worker; from 2 on, intervals are over them",
-        ge=1,
-        le=20,
-    )
-    quality: bool = setting(
-        True, "false: do not compare the held-out loss of the fastest with the reference; refuses 8-bit products"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class QualitySection:
-    """Held-out losses after pairs of short trainings, of `inv tune` and `inv bench --quality`."""
+    """Held-out losses after pairs of short trainings, of `inv bench --quality`."""
 
     max_increase_percent: float = setting(
         0.15, "increase of the loss that counts as the same loss", unit="percent", gt=0, le=100
@@ -310,7 +286,6 @@ class Sections:
     results: ResultsSection = field(default_factory=ResultsSection)
     fleet: FleetSection = field(default_factory=FleetSection)
     bench: BenchSection = field(default_factory=BenchSection)
-    tune: TuneSection = field(default_factory=TuneSection)
     quality: QualitySection = field(default_factory=QualitySection)
     train: TrainSection = field(default_factory=TrainSection)
     build: BuildSection = field(default_factory=BuildSection)

@@ -1,7 +1,7 @@
 """`inv train` and `inv data.check`: run a fine-tuning, and check its data first.
 
 train        `inv data.check`; `inv train`: its request, the facts, the plan, and the act
-recommended  the configuration of a benchmark or a search, for `inv train --from`
+recommended  the configuration of a benchmark, for `inv train --from`
 init_adapter the adapter that a training begins from, verified and sent to the workers
 forecast     predict hours, dollars, memory and communication before the start
 shapes       what the training costs on each shape of the price table

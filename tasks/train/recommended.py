@@ -1,4 +1,4 @@
-"""The configuration that a benchmark recommends, or that a search found, as the trial of a training."""
+"""The configuration that a benchmark recommends, as the trial of a training."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +12,8 @@ from reports.summary.decisions import Advice
 from reports.summary.sentences import not_shown_texts, recommendation, spell_out
 from reports.summary.summarize import summarize
 from tasks.errors import UsageError, translate_errors
-from tasks.fleet.run_store import BEST_FILE, TUNE, is_training
-from tasks.fleet.trial_spec import check_trial, read_trial, with_training_row
+from tasks.fleet.run_store import is_training
+from tasks.fleet.trial_spec import check_trial, with_training_row
 from tasks.settings.layers import Settings
 
 
@@ -22,8 +22,8 @@ def recommended_trial(settings: Settings, folder: Path) -> tuple[Trial | None, l
 
     None is for plain `inv train`, where the run did not measure that.
 
-    `folder` is that of a benchmark, whose results are summarized again, or of a search. Profile tiny measures a part of
-    each length, so that its rows are replaced by those of the settings. Raises UsageError.
+    `folder` is that of a benchmark, whose results are summarized again. Profile tiny measures a part of each length, so
+    that its rows are replaced by those of the settings. Raises UsageError.
     """
     measured, reasons = _find_trial(settings, folder)
     if measured is None:
@@ -34,16 +34,11 @@ def recommended_trial(settings: Settings, folder: Path) -> tuple[Trial | None, l
 
 
 def _find_trial(settings: Settings, folder: Path) -> tuple[Trial | None, list[str]]:
-    if (folder / BEST_FILE).is_file():
-        return read_trial(settings, str(folder / BEST_FILE), "train: --from"), []
     source = f"train: --from: {folder.name}"
     if is_training(folder):
-        raise UsageError(f"{source}: is a training, not a benchmark", remedy="name a run of `inv bench` or `inv tune`")
+        raise UsageError(f"{source}: is a training, not a benchmark", remedy="name a run of `inv bench`")
     with translate_errors(UsageError, ReportError):
         summary = summarize(load(folder))
-    if summary.record.suite == TUNE:
-        remedy = f"resume it with `inv tune --resume={folder.name}`, or name another run"
-        raise UsageError(f"train: --from: search {folder.name} has named no configuration", remedy=remedy)
     row, reasons = summary.best_row, [spell_out(recommendation(summary))]
     if summary.choice is not None and summary.choice.advice is Advice.UNMEASURED:
         return None, reasons
@@ -77,5 +72,5 @@ def describe_source(settings: Settings, trial: Trial, source: str) -> Iterator[s
     if trial.max_seq_len < settings.train.max_seq_len:
         yield (
             f"! rows of {trial.max_seq_len} tokens replace train.max_seq_len {settings.train.max_seq_len}: where the "
-            "data need longer ones, `inv tune` measures configurations of their length, or leave out --from"
+            "data need longer ones, leave out --from"
         )

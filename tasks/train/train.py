@@ -27,7 +27,7 @@ from tasks.errors import UsageError, escape_controls
 from tasks.fleet import runner, trial_spec
 from tasks.fleet.notify import check_command
 from tasks.fleet.plan import new_record
-from tasks.fleet.run_store import TRAIN, find_run, newest_run, open_run
+from tasks.fleet.run_store import TRAIN, find_run, newest_training, open_run
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.layers import Settings, load
 from tasks.train import forecast, init_adapter, output, resume, shapes
@@ -120,7 +120,7 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
     if options.resume:
         if options.workers is not None:
             raise UsageError("train: --resume uses the plan of the run", remedy="leave out --workers")
-        name = options.resume if isinstance(options.resume, str) else newest_run(settings.results_folder, TRAIN)
+        name = options.resume if isinstance(options.resume, str) else newest_training(settings.results_folder)
         return resume.resume(settings, *open_run(settings, name), deployment)
     request = read_request(settings, options)
     facts = gather_facts(settings, request)

@@ -4,8 +4,8 @@
 
 The reference and `fast` train alike; `worse` is `fast` with a part of the learning rate, and truly worse. Without
 --model the demo's small model learns its documentation strings, two minutes a pair on an idle core. The trials are
-those of the workload quality, as `inv tune` plans them, with a held-out part for each of 20 seeds. FILE has every loss
-as it comes; a benchmark that was stopped takes them from there.
+those of the workload quality, as `inv bench --quality` plans them, with a held-out part for each of 20 seeds. FILE has
+every loss as it comes; a benchmark that was stopped takes them from there.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from bench.records.atomic_files import write_atomic
 from bench.records.result import TrialResult
 from bench.records.training import Training, TrainingData
 from reports.statistics.paired_losses import paired_difference, pairs_of_both_stages
+from tasks.fleet.loss_pairs import LOSS
 from tasks.settings.sections import QualitySection
-from tasks.tuning.loss_pairs import LOSS
 from tests.benchmarks import Figure, demo_inputs, print_figures
 from tests.support.paths import ROOT
 
@@ -41,7 +41,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "worse": {"recipe": "fast"},
 }
 MARGIN = QualitySection().max_increase_percent
-STAGE_1 = 4  # pairs: as many as `inv tune` plans at first
+STAGE_1 = 4  # pairs: as many as `inv bench --quality` plans at first
 ORDERS = 4000  # random orders of the pairs; they share pairs
 
 

@@ -64,7 +64,7 @@ PAIR_NOISES: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
 # Configurations x workers x processes of each on a worker.
 DRIFT_SHAPES = ((2, 2, 1), (12, 4, 1), (12, 2, 1), (2, 1, 2), (2, 2, 2), (2, 1, 1))
 POWER_SHAPES = ((12, 4, 1), (12, 2, 1), (3, 4, 1), (2, 4, 1), (2, 2, 2), (2, 1, 2))
-PAIRS = pairs_needed(0.05, MARGIN)  # in stage 1, as `inv tune` plans them at first
+PAIRS = pairs_needed(0.05, MARGIN)  # in stage 1, as `inv bench --quality` plans them at first
 
 
 def main() -> list[Figure]:
@@ -210,9 +210,9 @@ def false_changes(examples: int, sigma: float, noise: str, runs: int, *, change:
 def same_losses(runs: int = 10 * RUNS) -> Iterator[Figure]:
     """Measure what is said of a configuration's loss after both stages, by its true difference.
 
-    Stage 1 has four pairs, as many as `inv tune` plans at first, both stages at most quality.max_pairs. Real pairs have
-    outliers: a training that takes another course (docs/measurements.md). A difference of two trainings is hardly ever
-    skewed; the last two noises show what would follow.
+    Stage 1 has four pairs, as many as `inv bench --quality` plans at first, both stages at most quality.max_pairs. Real
+    pairs have outliers: a training that takes another course (docs/measurements.md). A difference of two trainings is
+    hardly ever skewed; the last two noises show what would follow.
     """
     for sd, noise in itertools.product((0.02, 0.05, 0.1, 0.15, 0.2), PAIR_NOISES):
         name = f"losses, deviation {sd:g} %, {noise}"

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.records.paths import QUALITY_FILE
+from bench.records.quality import QualityRecord
 from bench.records.result import TrialResult
 from tests.support.thorough import only_thorough
 
@@ -90,6 +92,33 @@ def test_a_deadline_ends_the_trial_and_the_chain_still_reports(project) -> None:
     page = (project.run_folder() / "report" / "index.html").read_text()
     assert "TIMED_OUT" in page
     assert "deadline" in page
+
+
+@pytest.mark.usefixtures("hold_file", "forked_trials")
+def test_a_killed_comparison_of_8_bit_products_is_resumed_and_its_answer_trained(project) -> None:
+    small = {
+        "INVOKE_FLEET_SIZE": "1",
+        "INVOKE_QUALITY_PAIRS": "2",
+        "INVOKE_QUALITY_STEPS": "2",
+        "INVOKE_QUALITY_MAX_INCREASE_PERCENT": "100",
+        "INVOKE_TRAIN_ROWS_PER_STEP": "1",
+        "INVOKE_TRAIN_MICRO_BATCH_SIZE": "1",
+    }
+    results = project.folder / "results"
+    first = project.start("bench", "--suite=recipes", "--only=reference,fast-int8", "--quality", **small)
+    project.wait_until(lambda: any(results.glob("*-quality/ledger.jsonl")) and project.trainers(), "a pair's training")
+    project.kill(first)
+    run = project.run_folder()
+    assert run.name.endswith("-recipes"), "the benchmark stays the newest run"
+
+    project.inv("bench", "--resume", **small)
+    (check,) = QualityRecord.read(run / QUALITY_FILE).checks
+    assert (check.trial.matmul, check.reference.matmul) == ("int8", "bf16")
+    assert [pair.seed for pair in check.pairs] == [42, 43]
+    (compared,) = results.glob("*-quality/ledger.jsonl")
+    assert Counter(json.loads(line)["event"] for line in compared.read_text().splitlines())["ended"] == 4
+    planned = json.loads(project.inv("train", f"--from={run.name}", "--dry-run", "--json", **small).stdout)
+    assert (planned["trial"]["recipe"], planned["trial"]["matmul"]) == ("fast", "int8")
 
 
 @only_thorough

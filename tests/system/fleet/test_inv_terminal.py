@@ -14,7 +14,7 @@ SEQUENCE = "\x1b["
 CHAINS = {
     "bench": ("bench", "--quick", "--only=baseline", "collect", "report", "runs"),
     "monitor": ("monitor",),
-    "plans": ("bench", "--quick", "--dry-run", "tune", "--dry-run", "train", "--dry-run", "data.check"),
+    "plans": ("bench", "--quick", "--dry-run", "train", "--dry-run", "data.check"),
     "second bench": ("bench", "--quick", "--only=baseline", "collect"),
     "compare": ("compare", "{first}", "{second}", "--allow=unknown"),
 }

@@ -32,11 +32,9 @@ from tasks.cluster import deploy, node_list
 from tasks.fleet import bench
 from tasks.image import archive, build, model, vm
 from tasks.train import forecast, train
-from tasks.tuning import loss_pairs, tune
 from tests.support.dry_runs import plan_of, refuse
 from tests.support.paths import ROOT
 from tests.support.reports import synthetic, training_run
-from tests.support.tuning_candidates import make_search, predicted_candidates
 from tests.unit.tasks.train.test_forecast import make_probe
 
 DIGEST = "sha256:" + "ab" * 32
@@ -171,15 +169,6 @@ def arrange_train(_: Path, monkeypatch: Patch) -> dict[str, Any]:
     return {"workers": "1"}
 
 
-def arrange_tune(_: Path, monkeypatch: Patch) -> dict[str, Any]:
-    monkeypatch.setattr(tune, "fleet_hosts", lambda _: [SimpleNamespace(name="worker-0")])
-    candidates = predicted_candidates()
-    search = make_search(candidates[0].trial)
-    monkeypatch.setattr(tune, "plan", lambda *_: (candidates, None, search))
-    monkeypatch.setattr(loss_pairs, "describe_power", lambda *_: "power")
-    return {}
-
-
 def arrange_adapter(results: Path, **typed: Any) -> dict[str, Any]:
     return {"run": write_training(results), **typed}
 
@@ -206,7 +195,6 @@ CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
     "serve.stop": {},
     "teardown": {},
     "train": arrange_train,
-    "tune": arrange_tune,
     "vm.engine": {"tmpdir": "/mnt/fss"},
     "vm.prune": {},
 }

@@ -288,8 +288,3 @@ def test_memory_and_flop_of_a_model_with_experts_count_those_of_a_token(modules,
     assert forecast.peak_bytes == memory.peak_bytes(config, trial_inputs.as_stock(trial))
     assert chips.forecast_chips(config, trial, "NVIDIA A10")
     assert forecast.adapter_weights == 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32))
-    stock = trial_inputs.as_stock(trial)
-    rows = [trial, stock, dataclasses.replace(stock, layout="varlen", model=str(folder))]
-    none, searched, packed = throughput.survey(lambda _: config, str(folder), trial.data, rows)["trials"]
-    assert (none, packed is None) == (None, False)  # a mixture has no fast recipe
-    assert searched["peak_bytes"] == forecast.peak_bytes

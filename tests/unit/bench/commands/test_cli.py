@@ -20,8 +20,8 @@ from bench.workloads import load
 from tests.support.reports.synthetic import metrics_of
 
 
-def test_survey_refuses_a_list_that_cannot_be_read_in_one_line(capsys, tmp_path: Path):
-    assert cli.main(["survey", "--model", "M", "--data", "D", "--trials", str(tmp_path / "none.json")]) == 2
+def test_inspect_refuses_a_list_that_cannot_be_read_in_one_line(capsys, tmp_path: Path):
+    assert cli.main(["inspect", "--model", "M", "--data", "D", "--trials", str(tmp_path / "none.json")]) == 2
     assert re.fullmatch(rf"{tmp_path / 'none.json'}: .*No such file or directory\n", capsys.readouterr().err)
 
 

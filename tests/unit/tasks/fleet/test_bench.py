@@ -60,7 +60,7 @@ FAILURES = {TrialStatus.FAILED, TrialStatus.OUT_OF_MEMORY, TrialStatus.TIMED_OUT
 
 @pytest.mark.parametrize("retries_failures", [True, False])
 @pytest.mark.parametrize("status", TrialStatus)
-def test_a_benchmark_tries_again_whatever_did_not_succeed_and_a_search_what_did_not_end_by_itself(
+def test_a_benchmark_tries_again_whatever_did_not_succeed_and_a_comparison_what_did_not_end_by_itself(
     status: TrialStatus, retries_failures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, opened = Settings(root=tmp_path), list[Any]()
@@ -69,8 +69,9 @@ def test_a_benchmark_tries_again_whatever_did_not_succeed_and_a_search_what_did_
     for trial_id in ledger.entries:
         ledger.record_end(trial_id, Outcome(status, reason="it ended"))
     monkeypatch.setattr(runner, "run_trials", lambda _plan, ledger, **_: opened.extend(ledger.open_trials()))
-    with contextlib.suppress(SomeTrialsFailed):  # a search goes on without them
-        runner.resume(settings, run.run_id, [], plain=True, retries_failures=retries_failures)
+    with contextlib.suppress(SomeTrialsFailed):
+        fleet_plan = plan_fleet(settings, run, settings.results_folder / run.run_id, [])
+        runner.act(fleet_plan, plain=True, retries_failures=retries_failures)
     is_done = status is TrialStatus.SUCCEEDED or (status in FAILURES and not retries_failures)
     assert opened == ([] if is_done else [planned.trial_id for planned in run.planned])
 

@@ -1,11 +1,10 @@
-"""`inv train --from`: the configuration that a benchmark recommends, or the best of a search."""
+"""`inv train --from`: the configuration that a benchmark recommends."""
 
 import dataclasses
 from pathlib import Path
 
 import pytest
 
-from bench.records import choose, suite
 from bench.records.quality import LossCheck, LossPair, QualityRecord
 from bench.records.run import RunRecord
 from reports.read.run_folder import load
@@ -61,19 +60,6 @@ def test_plain_training_is_recommended_where_it_was_not_measured_and_then_takes_
     assert len(lines) == 1
 
 
-def test_the_best_of_a_search_is_taken_over(settings: MakeSettings) -> None:
-    configured = settings()
-    best = choose(suite("recipes", "tiny", configured.model.path, "d"), ("fast-lean",))[0]
-    folder = configured.results_folder / "s1"
-    synthetic.exact_run(folder, run_id="s1", suite="tune")
-    (folder / "best.json").write_text(best.to_text())
-    rows = {"max_seq_len": 512, "micro_batch_size": 8}
-    assert recommended.recommended_trial(configured, folder)[0] == dataclasses.replace(best, **rows)
-    (folder / "best.json").write_text(dataclasses.replace(best, kind="hardware").to_text())
-    with pytest.raises(UsageError, match="is of kind hardware"):
-        recommended.recommended_trial(configured, configured.results_folder / "s1")
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -101,14 +87,6 @@ def test_configurations_that_are_all_withheld_are_named(settings: MakeSettings) 
     with pytest.raises(UsageError, match="optimized") as refused:
         recommended.recommended_trial(configured, configured.results_folder / RUN)
     assert f"inv bench --quality --resume={RUN}" in (refused.value.remedy or "")
-
-
-def test_a_search_without_an_answer_is_refused(settings: MakeSettings) -> None:
-    configured = settings()
-    synthetic.exact_run(configured.results_folder / "s1", run_id="s1", suite="tune")
-    with pytest.raises(UsageError) as refused:
-        recommended.recommended_trial(configured, configured.results_folder / "s1")
-    assert "inv tune --resume=s1" in (refused.value.remedy or "")
 
 
 def test_a_run_that_is_no_benchmark_is_refused(settings: MakeSettings) -> None:

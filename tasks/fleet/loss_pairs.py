@@ -1,13 +1,13 @@
 """Held-out losses of configurations against the reference: pairs of short trainings on the user's data.
 
-`inv tune` and `inv bench --quality` compare the fastest configuration with the reference before they name it. If it is
-not shown to be at the same loss, the next fastest is compared. A comparison has two stages, each of whose trainings are
-an ordinary run: the deviation between the pairs of the first decides how many pairs the second has. The losses are in
-quality.json of the run whose configurations are compared, from which both commands resume.
+`inv bench --quality` compares the fastest configuration with the reference before it names it. If it is not shown to
+be at the same loss, the next fastest is compared. A comparison has two stages, each of whose trainings are an ordinary
+run: the deviation between the pairs of the first decides how many pairs the second has. The losses are in quality.json
+of the run whose configurations are compared, from which the command resumes.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -72,50 +72,16 @@ class Comparison:
     results: Sequence[TrialResult] = ()
 
 
-def compare_run(settings: Settings, folder: Path, hosts: list[Host], *, plain: bool) -> None:
+def compare_run(settings: Settings, folder: Path, hosts: Sequence[Host], *, plain: bool) -> None:
     """Compare the recommended configuration of a benchmark with the reference, then the next, until one is at its loss.
 
-    Raises UsageError for a run that cannot be read, and the errors of `compare_losses`.
-    """
-
-    def choose_next(losses: QualityRecord | None) -> Comparison | None:
-        with translate_errors(UsageError, ReportError):
-            run = load(folder)
-            summary = summarize(run)
-        row, baseline = summary.best_row, next((row.trial for row in summary.rows if row.is_baseline), None)
-        if row is None or baseline is None or summary.recommended_label is None:
-            print(f"run {folder.name} recommends no configuration: no loss is compared")
-            return None
-        reference = reference_of(baseline, row.trial)
-        if not is_settled(losses, row.trial, reference):
-            return Comparison(label=row.label, trial=row.trial, reference=reference, results=run.results)
-        if loss_fields(row.trial) == loss_fields(reference):
-            print(escape_controls(f"{row.label} trains as the reference does: it has no loss to compare"))
-        return None
-
-    compare_losses(settings, hosts, folder, choose_next, plain=plain)
-
-
-def compare_losses(
-    settings: Settings,
-    hosts: list[Host],
-    folder: Path,
-    choose_next: Callable[[QualityRecord | None], Comparison | None],
-    *,
-    plain: bool,
-) -> QualityRecord | None:
-    """Compare what `choose_next` names, in both stages, until it names nothing. Returns the last record.
-
-    Raises the errors of a run, and ConfirmationRequired for a damaged record. The newest run is then that of `folder`.
+    Raises UsageError for a run that cannot be read, ConfirmationRequired for a damaged record, and the errors of a run.
     """
     record = read_record(folder)
     if record is not None:  # comparisons whose trainings failed are repeated
         record = dataclasses.replace(record, checks=[check for check in record.checks if check.reason is None])
-    while (comparison := _next_stage(settings, record) or choose_next(record)) is not None:
+    while (comparison := _next_stage(settings, record) or next_comparison(folder, record)) is not None:
         record = _compare(settings, hosts, folder, record, comparison, plain=plain)
-    if record is not None:
-        point_latest_at(folder)
-    return record
 
 
 def read_record(folder: Path) -> QualityRecord | None:
@@ -126,9 +92,21 @@ def read_record(folder: Path) -> QualityRecord | None:
         return QualityRecord.read(folder / QUALITY_FILE)
 
 
-def is_settled(record: QualityRecord | None, trial: Trial, reference: Trial) -> bool:
-    """Tell whether nothing is to be compared: the configuration trains as the reference does, or was compared."""
-    return loss_fields(trial) == loss_fields(reference) or verdict_of(record, trial) != "unknown"
+def next_comparison(folder: Path, record: QualityRecord | None) -> Comparison | None:
+    """Return the comparison of the configuration that a run recommends; None if it was compared, or has none."""
+    with translate_errors(UsageError, ReportError):
+        run = load(folder)
+        summary = summarize(run)
+    row, baseline = summary.best_row, next((row.trial for row in summary.rows if row.is_baseline), None)
+    if row is None or baseline is None or summary.recommended_label is None:
+        print(f"run {folder.name} recommends no configuration: no loss is compared")
+        return None
+    reference = reference_of(baseline, row.trial)
+    if loss_fields(row.trial) == loss_fields(reference):
+        print(escape_controls(f"{row.label} trains as the reference does: it has no loss to compare"))
+    elif verdict_of(record, row.trial) == "unknown":
+        return Comparison(label=row.label, trial=row.trial, reference=reference, results=run.results)
+    return None
 
 
 def _next_stage(settings: Settings, record: QualityRecord | None) -> Comparison | None:
@@ -151,15 +129,16 @@ def _pairs_wanted(settings: Settings, record: QualityRecord | None, check: LossC
     return pairs_of_both_stages(first, record.max_increase_percent, settings.quality.max_pairs)
 
 
-def planned_pairs(settings: Settings, model: str, data: str) -> tuple[int, float]:
+def planned_pairs(settings: Settings) -> tuple[int, float]:
     """Return the number of pairs of stage 1 and the standard deviation in percent between pairs that it assumes."""
-    sd = measured_sd(settings, model, data) or PAIR_SD_PERCENT
+    sd = measured_sd(settings) or PAIR_SD_PERCENT
     enough = pairs_needed(sd, settings.quality.max_increase_percent)
     return settings.quality.pairs or min(enough, settings.quality.max_pairs), sd
 
 
-def measured_sd(settings: Settings, model: str, data: str) -> float | None:
-    """Return the deviation between pairs of earlier comparisons of this model and data, pooled; None without any."""
+def measured_sd(settings: Settings) -> float | None:
+    """Return the deviation between pairs of earlier comparisons of model and data, pooled; None without any."""
+    inputs = (settings.model.path, settings.data.path)
     variances, freedom = 0.0, 0
     for path in settings.results_folder.glob(f"*/{QUALITY_FILE}"):
         try:
@@ -168,16 +147,16 @@ def measured_sd(settings: Settings, model: str, data: str) -> float | None:
             continue  # the report of its run lists it
         for check in record.checks:
             difference = difference_of(check)
-            is_same = (check.trial.model, check.trial.data) == (model, data) and record.steps == settings.quality.steps
+            is_same = (check.trial.model, check.trial.data) == inputs and record.steps == settings.quality.steps
             if is_same and difference is not None and difference.pairs >= MIN_PAIRS:
                 variances += difference.sd**2 * (difference.pairs - 1)
                 freedom += difference.pairs - 1
     return (variances / freedom) ** 0.5 if freedom else None
 
 
-def describe_power(settings: Settings, model: str, data: str) -> str:
+def describe_power(settings: Settings) -> str:
     """Return one line: how much is trained in both stages, and what it can show."""
-    pairs, sd = planned_pairs(settings, model, data)
+    pairs, sd = planned_pairs(settings)
     steps, margin, most = settings.quality.steps, settings.quality.max_increase_percent, settings.quality.max_pairs
     more = f", then as many as their deviation needs, {most} in all at most" if most > pairs else ""
     return (
@@ -225,7 +204,7 @@ def reference_arm(arm: Trial, reference: Trial) -> Trial:
 
 def _compare(
     settings: Settings,
-    hosts: list[Host],
+    hosts: Sequence[Host],
     folder: Path,
     record: QualityRecord | None,
     comparison: Comparison,
@@ -280,13 +259,13 @@ def _outcome(settings: Settings, record: QualityRecord, trial: Trial) -> str:
 
 
 def _plan_stage(
-    settings: Settings, hosts: list[Host], folder: Path, record: QualityRecord, comparison: Comparison
+    settings: Settings, hosts: Sequence[Host], folder: Path, record: QualityRecord, comparison: Comparison
 ) -> LossCheck:
     """Write the plan of a stage's trainings, and name its run in the record before any of them starts."""
     check = record.find(comparison.trial)
     if check is None:
         done, seed = 0, settings.bench.seed
-        pairs, _ = planned_pairs(settings, comparison.trial.model, comparison.trial.data)
+        pairs, _ = planned_pairs(settings)
     else:
         done, seed = check.planned_pairs, min(pair.seed for pair in check.pairs)
         pairs = _pairs_wanted(settings, record, check)
@@ -301,7 +280,8 @@ def _plan_stage(
     names = [host.name for host in hosts]
     request = BenchRequest(suite=QUALITY.name, trials=trials, workers=names, spread="shard")
     run = plan_run(settings, request, {"quality_of": folder.name})
-    run = runner.write_plan_once(settings.results_folder, run)
+    run = runner.write_plan(settings.results_folder, run)
+    point_latest_at(folder)  # without an id, a command means the benchmark, not its comparisons
     if check is None:
         trial, reference = comparison.trial, comparison.reference
         check = LossCheck(

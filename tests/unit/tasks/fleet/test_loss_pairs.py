@@ -16,9 +16,8 @@ from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
 from reports.summary.loss_verdicts import verdict_of
 from tasks.errors import ConfirmationRequired, RetryableError
-from tasks.fleet import plan, runner
+from tasks.fleet import loss_pairs, plan, runner
 from tasks.settings.layers import Settings, load
-from tasks.tuning import loss_pairs
 from tests.support.reports import synthetic
 
 LOSSES = {"int8": 2.02, "fast": 2.0, "reference": 2.0}
@@ -95,14 +94,19 @@ def end(folder: Path, run_id: str, planned: PlannedTrial, ledger: Ledger) -> Non
 
 
 def compare(settings: Settings, *compared: loss_pairs.Comparison) -> QualityRecord:
-    def choose_next(record: QualityRecord | None) -> loss_pairs.Comparison | None:
-        return next((each for each in compared if not loss_pairs.is_settled(record, each.trial, each.reference)), None)
-
+    """Compare the losses of a run that would recommend these configurations one after the other."""
     folder = settings.results_folder / "run"
     folder.mkdir(exist_ok=True)
-    record = loss_pairs.compare_losses(settings, [], folder, choose_next, plain=True)
+
+    def next_comparison(_: Path, record: QualityRecord | None) -> loss_pairs.Comparison | None:
+        return next((each for each in compared if verdict_of(record, each.trial) == "unknown"), None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss_pairs, "next_comparison", next_comparison)
+        loss_pairs.compare_run(settings, folder, [], plain=True)
+    assert (settings.results_folder / "latest").resolve() == folder.resolve()
+    record = loss_pairs.read_record(folder)
     assert record is not None
-    assert record == loss_pairs.read_record(folder)
     return record
 
 
@@ -112,7 +116,7 @@ def test_a_second_comparison_takes_the_losses_that_the_reference_has(settings: S
     assert [trial_id.rpartition("-")[0] for trial_id in answered] == ["reference"] * 3 + ["fast"] * 6
     assert [verdict_of(record, each.trial) for each in (int8, fast)] == ["worse", "same"]
     assert record.checks[1].pairs[0] == LossPair(seed=42, reference=2.000042, loss=2.000042)
-    sd = loss_pairs.measured_sd(settings, settings.model.path, settings.data.path)
+    sd = loss_pairs.measured_sd(settings)
     assert sd is not None
     assert sd < 0.001
 
@@ -169,7 +173,7 @@ def test_the_number_of_pairs_follows_from_the_margin_unless_it_is_set(
     context: Callable[..., Context], pairs: str, expected: int
 ) -> None:
     settings = load(context(text=f"quality: {{pairs: {pairs}}}\n"))
-    assert loss_pairs.planned_pairs(settings, "m", "d")[0] == expected
+    assert loss_pairs.planned_pairs(settings)[0] == expected
 
 
 @pytest.fixture
