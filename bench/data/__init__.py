@@ -4,9 +4,7 @@ inputs: facts about checked inputs; InputError
 trial_inputs: checks that a trial's model, data and recipe suit each other
 model_folder: checks a model folder without loading it; the header of a weights file
 formats: the formats of a data line, and the keys that decide what is trained on
-row_limits: limits of a data file's rows; names of its columns
-file_types: rows of data files of every type, and the files of a pattern
-arrow_files: rows of Parquet files, and the text of zstd files, through pyarrow
+file_types: rows of data files of every type, names of their columns, and the files of a pattern
 readers: data files to conversations, each line checked
 conversations: a line's object to its conversation
 tool_calls: tools, calls and results of a line, each checked

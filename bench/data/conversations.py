@@ -20,8 +20,9 @@ from bench.data.formats import (
     system_turn,
 )
 from bench.data.inputs import Conversation, InputError
-from bench.data.row_limits import MAX_TURNS
 from bench.data.tool_calls import CallTracker, Tool, read_calls, read_tools
+
+MAX_TURNS = 4096  # in a row, over all its answers: each is rendered with all turns before it
 
 
 def parse_conversation(

@@ -1,33 +1,36 @@
 """Types of data files, by content and then by suffix: Parquet, JSONL, a JSON array, CSV, and gzip and zstd of
 the last three.
 
-Each gives the rows of a file one after another. At most `MAX_ROW_BYTES` of a row are held in memory, and a compressed
-file may not grow without bound (`bench.data.row_limits`).
+Each gives the rows of a file one after another. At most `MAX_ROW_BYTES` of a row are held in memory, but the whole text
+of a JSON array. A file may not grow without bound when it is unpacked.
 """
 
 import codecs
 import csv
-import gzip
 import hashlib
 import io
 import json
 import os
 import re
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
-from bench.data import row_limits
-from bench.data.formats import DECIDING_KEYS, shorten
+import pyarrow
+from pyarrow import parquet
+
+from bench.data.formats import DECIDING_KEYS, FORMATS, detect_kind, shorten
 from bench.data.inputs import InputError
-from bench.data.row_limits import ColumnNames, Row, UnpackedBytes, row_too_long
 from bench.records import schema
 from bench.records.atomic_files import open_regular
 from bench.records.units import format_mib
 
 MAX_FILES = 10_000  # files that may match a pattern
+MAX_ROW_BYTES = 16 << 20
+MAX_ARRAY_BYTES = 1 << 30
+# Limit of an unpacked file: the larger of 100 times its stored size (text shrinks to a third or a tenth) and 256 MiB.
+MAX_GROWTH, ALWAYS_UNPACKED_BYTES = 100, 256 << 20
+CHUNK_BYTES = 1 << 16
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
 ZSTD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")  # a frame, or one to skip before it
 UNREAD = {  # at the beginning of a file, or of its unpacked text
@@ -37,15 +40,22 @@ UNREAD = {  # at the beginning of a file, or of its unpacked text
     b"\x28\xb5\x2f\xfd": "zstd",
     GZIP: "gzip",
     PARQUET: "Parquet",
+    b"ARROW1": "Arrow",
+    b"\xff\xff\xff\xff": "Arrow",  # a stream, as datasets saves it
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
 }
-ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # a file, or a stream as datasets saves it
-OF_DATASETS = "name a file, a pattern like FOLDER/*.parquet, or write a data set with its to_parquet"
-PACKED_SUFFIXES = (".gz", ".zst")
+READ = "write JSONL, CSV or a JSON array in UTF-8, which gzip or zstd may compress, or a data set with its to_parquet"
+CSV_NAME = re.compile(r".*\.csv(\.gz|\.zst)?", re.IGNORECASE)
 OTHER_SEPARATORS = ";\t|"
 JSON_COLUMNS = ("messages", "conversations")  # CSV has only text, so these are parsed
 DECODER = json.JSONDecoder(object_pairs_hook=schema.object_from_pairs)
 PLAIN_DECODER = json.JSONDecoder()
-BLANKS = re.compile(r"[ \t\r\n]*")
+MARK = re.compile(r"[ \t\r\n]*(.?)[ \t\r\n]*", re.DOTALL)  # a character between blanks
+KNOWN_COLUMNS = frozenset(key for data_format in FORMATS.values() for key in data_format.known)
+
+# The JSON text of a row, its object with our names of its columns, or why it cannot be used.
+Row: TypeAlias = bytes | dict[str, Any] | InputError
 
 
 def expand(path: str) -> list[Path]:
@@ -65,112 +75,105 @@ def expand(path: str) -> list[Path]:
     return files
 
 
+class ColumnNames:
+    """The user's names of columns, `train.columns`: our name to the file's, or to None for one that is not read."""
+
+    def __init__(self, columns: Mapping[str, str | None]) -> None:
+        for name in columns:
+            if name not in KNOWN_COLUMNS:
+                raise InputError(
+                    f"train.columns: {name}: not a column that is read",
+                    remedy=f"map one of {', '.join(sorted(KNOWN_COLUMNS))}",
+                )
+        self._ours = {theirs: ours for ours, theirs in columns.items() if theirs is not None}
+        self._unused = set(self._ours)
+        dropped = [ours for ours, theirs in columns.items() if theirs is None and ours not in self._ours]
+        self._ours |= {ours: f"{ours} (left out)" for ours in dropped}
+
+    def rename(self, location: str, names: Sequence[str]) -> list[str]:
+        """Return a row's names with ours in place of the file's. Raises InputError for two columns of one name."""
+        self._unused.difference_update(names)
+        renamed = [self._ours.get(name, name) for name in names]
+        if len(set(renamed)) < len(renamed):
+            twice = next(ours for ours in renamed if renamed.count(ours) > 1)
+            raise InputError(
+                f"{location}: {twice[:40]}: two columns have this name, or get it by train.columns",
+                remedy="rename or remove one of them",
+            )
+        return renamed
+
+    def rename_header(self, location: str, names: Sequence[str]) -> list[str]:
+        """Return the renamed columns of a table. Raises InputError for columns that cannot be read."""
+        renamed = self.rename(location, names)
+        detect_kind(location, dict.fromkeys(renamed))
+        return renamed
+
+    def check_used(self, path: str) -> None:
+        """Raise InputError for a column of `train.columns` that no row had."""
+        if self._unused:
+            raise InputError(f"{path}: train.columns: no column {min(self._unused)[:40]}", remedy="correct the setting")
+
+
 class DataRows:
     """Rows of a data file, each with its number; iterating raises InputError for a file that cannot be read on.
 
-    `columns` are the user's names of columns. `unit` says what the number counts, "line" or "row". `sha256` and `bytes`
-    are those of the file as it is stored, and complete after the last row.
+    `unit` says what the number counts, "line" or "row". `sha256` and `bytes` are those of the file as it is stored.
     """
 
-    def __init__(self, path: Path, columns: Mapping[str, str | None] | None = None) -> None:
-        self.path, self.unit, self.bytes = path, "line", 0
-        self.names = ColumnNames(columns or {})
-        self._has_header = self._is_packed = False
-        self._digest = hashlib.sha256()
-
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
+    def __init__(self, path: Path, names: ColumnNames) -> None:
+        self.path, self.unit, self.sha256, self.bytes = path, "line", "", 0
+        self._names = names
 
     def __iter__(self) -> Iterator[tuple[int, Row]]:
         number = 0
         try:
             if self.path.is_dir():
-                raise InputError(f"{self.path}: is a folder", remedy=OF_DATASETS)
+                raise InputError(f"{self.path}: is a folder", remedy=f"name a pattern like FOLDER/*.parquet, or {READ}")
             with open_regular(self.path) as file:
-                unpacked = UnpackedBytes(self.path, os.fstat(file.fileno()).st_size)
-                stream = _buffered(file, self._add_stored)
-                self._is_packed = is_parquet = stream.peek().startswith(PARQUET)
-                rows = self._parquet_rows(stream, file, unpacked) if is_parquet else self._rows(stream, unpacked)
-                for number, row in rows:
-                    if self._is_packed and not (isinstance(row, bytes) and row.isspace()):
-                        unpacked.add(row_limits.PACKED_ROW_BYTES)
+                before = os.fstat(file.fileno())
+                self.sha256, self.bytes = _sha256(file), before.st_size
+                file.seek(0)
+                for number, row in self._rows(file):
+                    if isinstance(row, bytes) and len(row) > MAX_ROW_BYTES:
+                        raise _too_long(f"{self.path}: {self.unit} {number}")
                     yield number, row
-            self.names.check_used(str(self.path))
-        except (EOFError, zlib.error, OSError) as error:
+            after = self.path.stat()
+            if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+                raise InputError(f"{self.path}: changed while it was read", remedy="try again once it is written")
+        except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
             if isinstance(error, OSError) and error.errno is not None:  # the decoders' have no number
                 raise _unreadable(self.path, error) from error
+            reason = " ".join(str(error).split())[:160]
             raise InputError(
-                f"{self.path}: after {self.unit} {number}: the compressed data ends early or is damaged: {error}",
-                remedy="copy the file again, or compress it again",
+                f"{self.path}: after {self.unit} {number}: damaged, or ends early: {reason}",
+                remedy="write or copy the file again",
             ) from error
 
-    def rename(self, location: str, document: dict[str, Any]) -> dict[str, Any]:
-        """Return a row's object with our names of its columns. Raises InputError."""
-        if self._has_header:  # renamed with the header
-            return document
-        return dict(zip(self.names.rename(location, list(document)), document.values(), strict=True))
-
-    def _parquet_rows(
-        self, stream: io.BufferedReader, file: BinaryIO, unpacked: UnpackedBytes
-    ) -> Iterator[tuple[int, Row]]:
-        self.unit, self._has_header, before = "row", True, os.fstat(file.fileno())
-        while stream.read(1 << 20):  # for the digest: its end is read first
-            pass
-        yield from _tables().parquet_rows(self.path, file, self.names, unpacked)
-        after = os.fstat(file.fileno())
-        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            raise InputError(f"{self.path}: changed while it was read", remedy="try again once it is written")
-
-    def _rows(self, stream: io.BufferedReader, unpacked: UnpackedBytes) -> Iterator[tuple[int, Row]]:
+    def _rows(self, file: io.BufferedReader) -> Iterator[tuple[int, Row]]:
+        maximum = max(ALWAYS_UNPACKED_BYTES, MAX_GROWTH * self.bytes)
+        stream = file
+        if stream.peek().startswith(PARQUET):
+            self.unit = "row"
+            return _parquet_rows(self.path, file, self._names, maximum)
         packed = "gzip" if stream.peek().startswith(GZIP) else "zstd" if ZSTD.match(stream.peek()) else ""
         if packed:
-            self._is_packed = True
-            stream = _buffered(_unpacked(stream, packed), lambda piece: unpacked.add(len(piece)))
+            stream = io.BufferedReader(pyarrow.CompressedInputStream(stream, packed), CHUNK_BYTES)
         if stream.peek().startswith(codecs.BOM_UTF8):  # spreadsheets and other programs of Windows write it
             stream.read(len(codecs.BOM_UTF8))
         first_bytes = stream.peek()
         for magic, name in UNREAD.items():
             if first_bytes.startswith(magic):
                 shown = f"{packed} of {name}" if packed else name
-                raise InputError(
-                    f"{self.path}: {shown} is not read here", remedy="unpack it, or compress it with gzip or zstd"
-                )
-        if first_bytes.startswith(ARROW):
-            raise InputError(f"{self.path}: Arrow is not read", remedy=OF_DATASETS)
-        if first_bytes.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise InputError(f"{self.path}: expected UTF-8 text, found UTF-16", remedy="save the file as UTF-8")
+                raise InputError(f"{self.path}: {shown} is not read here", remedy=READ)
         if first_bytes.lstrip().startswith(b"["):  # no line of JSONL and no header of CSV begins so
             self.unit = "row"
-            return _array_rows(self.path, stream)
+            return _array_rows(self.path, stream, min(maximum, MAX_ARRAY_BYTES))
         if self.path.suffix.lower() == ".parquet" and first_bytes:
             raise InputError(
                 f"{self.path}: is not Parquet", remedy="write the file again, or name it after its content"
             )
-        name = self.path.name.lower()
-        for suffix in PACKED_SUFFIXES:
-            name = name.removesuffix(suffix)
-        if name.endswith(".csv"):
-            self._has_header = True
-            return _csv_rows(self.path, stream, self.names)
-        return _lines(self.path, stream)
-
-    def _add_stored(self, piece: memoryview) -> None:
-        self._digest.update(piece)
-        self.bytes += len(piece)
-
-
-def _tables() -> ModuleType:
-    """Import the readers through pyarrow, 0.1 s that plain text does not need."""
-    from bench.data import arrow_files
-
-    return arrow_files
-
-
-def _unpacked(stream: io.BufferedReader, packed: str) -> Any:
-    if packed == "gzip":
-        return gzip.GzipFile(fileobj=stream)
-    return _tables().open_zstd(stream)
+        lines = _lines(self.path, stream, maximum)
+        return _csv_rows(self.path, lines, self._names) if CSV_NAME.fullmatch(self.path.name) else lines
 
 
 def sha256_of(path: Path) -> str:
@@ -184,7 +187,7 @@ def sha256_of(path: Path) -> str:
 
 def _sha256(file: BinaryIO) -> str:
     digest = hashlib.sha256()
-    while chunk := file.read(row_limits.CHUNK_BYTES):
+    while chunk := file.read(CHUNK_BYTES):
         digest.update(chunk)
     return digest.hexdigest()
 
@@ -193,31 +196,22 @@ def _unreadable(path: Path, error: OSError) -> InputError:
     return InputError(f"{path}: cannot be read: {error.strerror}", remedy="name a regular file with conversations")
 
 
-class _Observed(io.RawIOBase):
-    """Stream of another file's bytes that passes each piece to a function."""
-
-    def __init__(self, file: Any, observe: Callable[[memoryview], None]) -> None:
-        self._file, self._observe = file, observe
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count: int = self._file.readinto(buffer)
-        self._observe(memoryview(buffer)[:count])
-        return count
+def _too_long(location: str) -> InputError:
+    return InputError(f"{location}: longer than {format_mib(MAX_ROW_BYTES)}", remedy="split or remove it")
 
 
-def _buffered(file: Any, observe: Callable[[memoryview], None]) -> io.BufferedReader:
-    return io.BufferedReader(_Observed(file, observe), row_limits.CHUNK_BYTES)
+def _too_large(path: Path, maximum: int) -> InputError:
+    return InputError(
+        f"{path}: unpacks to more than {format_mib(maximum)}", remedy="write it as plain JSONL, a row in each line"
+    )
 
 
-def _lines(path: Path, stream: io.BufferedReader) -> Iterator[tuple[int, bytes]]:
-    number = 0
-    while line := stream.readline(row_limits.MAX_ROW_BYTES + 1):
-        number += 1
-        if len(line) > row_limits.MAX_ROW_BYTES:
-            raise row_too_long(f"{path}: line {number}")
+def _lines(path: Path, stream: io.BufferedReader, maximum: int) -> Iterator[tuple[int, bytes]]:
+    number = size = 0
+    while line := stream.readline(MAX_ROW_BYTES + 1):
+        number, size = number + 1, size + len(line)
+        if size > maximum:
+            raise _too_large(path, maximum)
         yield number, line
 
 
@@ -231,87 +225,38 @@ def parse_json(location: str, text: str, remedy: str = "write one complete objec
         raise InputError(f"{location}: not JSON", remedy=remedy) from error
 
 
-# JSON array -----------------------------------------------------------------------------------------------------------
+def _array_rows(path: Path, stream: io.BufferedReader, maximum: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the texts of an array's values; the whole text is held in memory."""
+    text, number = b"".join(line for _, line in _lines(path, stream, maximum)).decode(), 0
+    mark, position = _next_mark(text, 0)
+    if text.startswith("]", position):
+        mark, position = _next_mark(text, position)
+    while mark in ("[", ","):
+        number += 1
+        try:
+            _, end = PLAIN_DECODER.raw_decode(text, position)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}: row {number}: not JSON", remedy="write one JSON array of objects") from error
+        yield number, text[position:end].encode()
+        mark, position = _next_mark(text, end)
+    if mark != "]" or position < len(text):
+        expected = "nothing after the array" if mark == "]" else "a comma or the end of the array after it"
+        raise InputError(f"{path}: row {number}: expected {expected}", remedy="write one JSON array of objects")
 
 
-def _array_rows(path: Path, stream: io.BufferedReader) -> Iterator[tuple[int, bytes]]:
-    text, number, before = _ArrayText(stream), 0, "["
-    try:
-        while (mark := text.pop_mark()) == before:
-            if before == "[" and text.next_mark() == "]":
-                mark = text.pop_mark()
-                break
-            number += 1
-            yield number, text.pop_value(f"{path}: row {number}").encode()
-            before = ","
-        if mark != "]" or text.next_mark():
-            expected = "nothing after the array" if mark == "]" else "a comma or the end of the array after it"
-            raise InputError(f"{path}: row {number}: expected {expected}", remedy="write one JSON array of objects")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: row {number + 1}: not UTF-8 text") from error
+def _next_mark(text: str, position: int) -> tuple[str, int]:
+    """Return the next character that is not blank, and the position of what follows it that is not blank."""
+    match = next(MARK.finditer(text, position))
+    return match[1], match.end()
 
 
-class _ArrayText:
-    """Text of a JSON array, of which at most twice the longest row is held."""
-
-    def __init__(self, stream: io.BufferedReader) -> None:
-        self._stream, self._decoder = stream, codecs.getincrementaldecoder("utf-8")()
-        self._text, self._start, self._is_complete = "", 0, False
-
-    def next_mark(self) -> str:
-        """Return the next character that is not blank, or nothing at the end."""
-        while True:
-            match = BLANKS.match(self._text, self._start)
-            self._start = match.end() if match else self._start
-            if self._start < len(self._text) or self._is_complete:
-                return self._text[self._start : self._start + 1]
-            self._read_on()
-
-    def pop_mark(self) -> str:
-        """Return and remove what `next_mark` returns."""
-        mark = self.next_mark()
-        self._start += len(mark)
-        return mark
-
-    def pop_value(self, location: str) -> str:
-        """Return and remove the text of the next JSON value. Raises InputError."""
-        self.next_mark()
-        while True:
-            try:
-                _, end = PLAIN_DECODER.raw_decode(self._text, self._start)
-            except (ValueError, RecursionError) as error:
-                end = len(self._text)
-                if self._is_complete or isinstance(error, RecursionError):
-                    raise InputError(f"{location}: not JSON", remedy="write one JSON array of objects") from error
-            else:
-                if end < len(self._text) or self._is_complete:  # a number may go on
-                    value, self._start = self._text[self._start : end], end
-                    return value
-            if end - self._start > row_limits.MAX_ROW_BYTES:
-                raise InputError(
-                    f"{location}: not JSON, or longer than {format_mib(row_limits.MAX_ROW_BYTES)}",
-                    remedy="correct or split it",
-                )
-            self._read_on()
-
-    def _read_on(self) -> None:
-        """Read as much again as there is, so that a long row is not parsed once for each chunk."""
-        piece = self._stream.read(max(row_limits.CHUNK_BYTES, len(self._text) - self._start))
-        self._text = self._text[self._start :] + self._decoder.decode(piece, final=not piece)
-        self._start, self._is_complete = 0, not piece
-
-
-# CSV ------------------------------------------------------------------------------------------------------------------
-
-
-def _csv_rows(path: Path, stream: io.BufferedReader, names: ColumnNames) -> Iterator[tuple[int, Row]]:
+def _csv_rows(path: Path, lines: Iterator[tuple[int, bytes]], names: ColumnNames) -> Iterator[tuple[int, Row]]:
     """Yield the rows below the header, each with the line on which it begins."""
-    csv.field_size_limit(row_limits.MAX_ROW_BYTES)
-    texts = _CsvText(path, stream)
-    records = csv.reader(texts, strict=True)
+    csv.field_size_limit(MAX_ROW_BYTES)
+    records = csv.reader((line.decode() for _, line in lines), strict=True)
     columns: list[str] = []
     while True:
-        number = texts.begin_record()
+        number = records.line_num + 1
         location = f"{path}: line {number}"
         try:
             fields = next(records, None)
@@ -329,7 +274,7 @@ def _csv_rows(path: Path, stream: io.BufferedReader, names: ColumnNames) -> Iter
                     f"{location}: expected columns separated by commas, found {shorten(fields[0])}",
                     remedy="write the file with commas, or as JSONL or Parquet",
                 )
-            columns = names.check_header(location, fields)
+            columns = names.rename_header(location, fields)
         elif len(fields) != len(columns):
             yield (
                 number,
@@ -354,25 +299,37 @@ def _csv_value(location: str, key: str, text: str) -> Any:
         return text
 
 
-class _CsvText:
-    """Lines of a CSV file as text; a record of several lines is bounded as a whole."""
+def _parquet_rows(path: Path, file: BinaryIO, names: ColumnNames, maximum: int) -> Iterator[tuple[int, Row]]:
+    """Yield the rows, read one by one: a short value in the file may stand in all of them.
 
-    def __init__(self, path: Path, stream: io.BufferedReader) -> None:
-        self._path, self._lines = path, _lines(path, stream)
-        self._number = self._first_number = self._record_bytes = 0
+    pyarrow decodes a page at once: the sizes that the file states are checked before, what comes out is counted.
+    """
+    source = parquet.ParquetFile(file, buffer_size=CHUNK_BYTES)
+    header, size = source.schema_arrow.names, 0
+    pairs = list(zip(header, names.rename_header(f"{path}: columns", header), strict=True))
+    read = {name: ours for name, ours in pairs if ours in KNOWN_COLUMNS or ours in DECIDING_KEYS}
+    unread = dict.fromkeys(ours for name, ours in pairs if name not in read)
+    groups = (source.metadata.row_group(index) for index in range(source.num_row_groups))
+    if sum(max(0, group.total_byte_size) for group in groups) > maximum:
+        raise _too_large(path, maximum)
+    batches = source.iter_batches(batch_size=1, columns=list(read), use_threads=False)
+    for number, batch in enumerate(batches, start=1):
+        size += batch.nbytes
+        if size > maximum:
+            raise _too_large(path, maximum)
+        location = f"{path}: row {number}"
+        if batch.nbytes > MAX_ROW_BYTES:
+            raise _too_long(location)
+        try:
+            (values,) = batch.to_pylist()
+            row: Row = {ours: _without_nulls(values[name]) for name, ours in read.items()} | unread
+        except UnicodeDecodeError:
+            row = InputError(f"{location}: not UTF-8 text")
+        yield number, row
 
-    def begin_record(self) -> int:
-        """Return the number of the next line, with which a record begins."""
-        self._record_bytes, self._first_number = 0, self._number + 1
-        return self._first_number
 
-    def __iter__(self) -> Iterator[str]:
-        for number, line in self._lines:
-            self._number = number
-            self._record_bytes += len(line)
-            if self._record_bytes > row_limits.MAX_ROW_BYTES:
-                raise row_too_long(f"{self._path}: line {self._first_number}")
-            try:
-                yield line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise InputError(f"{self._path}: line {self._number}: not UTF-8 text") from error
+def _without_nulls(value: Any) -> Any:
+    """Return a value without keys that are null: a struct has the keys of all rows' objects, a JSON Schema's too."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -8,6 +8,7 @@ Every error is an InputError of one line that names the file, the line or row, a
 
 import hashlib
 import heapq
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +17,9 @@ from typing import Any
 
 from bench.data import file_types
 from bench.data.conversations import parse_conversation
-from bench.data.file_types import DataRows, parse_json
+from bench.data.file_types import ColumnNames, DataRows, Row, parse_json
 from bench.data.formats import FORMATS, detect_kind
 from bench.data.inputs import Conversation, DataFacts, InputError
-from bench.data.row_limits import Row
 from bench.records import schema
 from bench.records.training import DEFAULT_DATA_OPTIONS, MAX_SKIPPED_SHARE, DataOptions
 from bench.records.units import format_percent
@@ -108,18 +108,18 @@ class DataFile:
     ) -> None:
         self.path, self.kind, self.lines, self.bytes, self.sha256 = str(path), "", 0, 0, ""
         self.bad_lines = BadLines(source=self.path, policy=bad_line_policy)
-        self._files, self._columns = file_types.expand(self.path), columns
+        self._files, self._names = file_types.expand(self.path), ColumnNames(columns or {})
 
     def __iter__(self) -> Iterator[Conversation]:
         kind, lines, size, digests = "", 0, 0, dict[str, str]()
         bad_lines = BadLines(source=self.path, policy=self.bad_lines.policy)
         for file in self._files:
-            rows = DataRows(file, self._columns)
+            rows = DataRows(file, self._names)
             for number, row in rows:
                 if isinstance(row, bytes) and not row.strip():
                     continue
                 try:
-                    kind, conversation = _parse_row(rows, number, row, kind)
+                    kind, conversation = self._parse_row(rows, number, row, kind)
                 except InputError as error:
                     bad_lines.add(error)
                 else:
@@ -127,6 +127,7 @@ class DataFile:
                     yield conversation
             size += rows.bytes
             digests[str(file)] = rows.sha256
+        self._names.check_used(self.path)
         bad_lines.check(lines + bad_lines.count)
         if not lines:
             raise InputError(f"{self.path}: empty", remedy="name a file with conversations")
@@ -134,6 +135,22 @@ class DataFile:
         if self.sha256 not in ("", sha256):
             raise InputError(f"{self.path}: changed while it was read", remedy="try again once it is written")
         self.kind, self.lines, self.bytes, self.sha256, self.bad_lines = kind, lines, size, sha256, bad_lines
+
+    def _parse_row(self, rows: DataRows, number: int, row: Row, expected_kind: str) -> tuple[str, Conversation]:
+        """Return the kind of a row, which must be `expected_kind` if there is one, and its conversation."""
+        if isinstance(row, InputError):
+            raise row
+        location = f"{rows.path}: {rows.unit} {number}"
+        if isinstance(row, bytes):
+            document = _parse_object(location, row)
+            row = dict(zip(self._names.rename(location, list(document)), document.values(), strict=True))
+        kind = detect_kind(location, row)
+        if expected_kind and kind != expected_kind:
+            raise InputError(
+                f"{location}: has the keys of {kind}, earlier ones those of {expected_kind}",
+                remedy="use one kind per file",
+            )
+        return kind, parse_conversation(row, FORMATS[kind], file=str(rows.path), line=number, unit=rows.unit)
 
 
 def read(
@@ -163,36 +180,15 @@ def read_data(path: Path, options: DataOptions = DEFAULT_DATA_OPTIONS) -> tuple[
 
     Of more than `MAX_SAMPLES` conversations those with the smallest digests are returned: a benchmark needs fewer.
     """
-    data, samples = DataFile(path, options.bad_lines, options.columns), 0
-    kept: list[tuple[bytes, int, Conversation]] = []  # a heap with the largest digest first
-    for conversation in data:
-        if conversation.answers:
-            samples += 1
-            item = (bytes(255 - byte for byte in conversation.digest[:8]), samples, conversation)
-            if samples <= MAX_SAMPLES:
-                heapq.heappush(kept, item)
-            else:
-                heapq.heappushpop(kept, item)
-    if not samples:
+    data, count = DataFile(path, options.bad_lines, options.columns), itertools.count()
+    answered = (conversation for conversation in data if conversation.answers)
+    numbered = zip(answered, count, strict=False)  # `answered` ends first, so `count` continues with their number
+    kept = heapq.nsmallest(MAX_SAMPLES, numbered, key=lambda item: item[0].digest)
+    if not kept:
         raise InputError(f"{path}: none of {data.lines} chats has an answer", remedy="name a file with answers")
+    samples = next(count)
     facts = DataFacts(path=data.path, sha256=data.sha256, samples=samples, skipped=data.lines - samples)
-    return facts, [conversation for _, _, conversation in sorted(kept, key=lambda item: item[1])]
-
-
-def _parse_row(rows: DataRows, number: int, row: Row, expected_kind: str) -> tuple[str, Conversation]:
-    """Return the kind of a row, which must be `expected_kind` if there is one, and its conversation."""
-    if isinstance(row, InputError):
-        raise row
-    file, unit = str(rows.path), rows.unit
-    location = f"{file}: {unit} {number}"
-    document = rows.rename(location, _parse_object(location, row) if isinstance(row, bytes) else row)
-    kind = detect_kind(location, document)
-    if expected_kind and kind != expected_kind:
-        raise InputError(
-            f"{location}: has the keys of {kind}, earlier ones those of {expected_kind}",
-            remedy="use one kind per file",
-        )
-    return kind, parse_conversation(document, FORMATS[kind], file=file, line=number, unit=unit)
+    return facts, [conversation for conversation, _ in sorted(kept, key=lambda item: item[1])]
 
 
 def _parse_object(location: str, line: bytes) -> dict[str, Any]:

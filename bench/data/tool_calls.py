@@ -187,11 +187,11 @@ def _optional_text(location: str, document: Mapping[str, Any], key: str) -> str 
 
 
 def _check_value(location: str, value: object, depth: int = 1) -> None:
-    """Check nesting and numbers, so that every template can write the value as JSON. Raises InputError."""
+    """Check nesting and types, so that every template can write the value as JSON. Raises InputError."""
     if depth > MAX_DEPTH:
         raise InputError(f"{location}: nested deeper than {MAX_DEPTH} levels", remedy="remove the line")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"{location}: {value} is not a number of JSON", remedy="write null or a text")
     if isinstance(value, (dict, list)):
         for item in value.values() if isinstance(value, dict) else value:
             _check_value(location, item, depth + 1)
+    elif not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
+        raise InputError(f"{location}: {value!s:.40} is not a value of JSON", remedy="write null or a text")

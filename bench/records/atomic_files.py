@@ -7,6 +7,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -63,7 +64,7 @@ def regular_file_size(path: Path, *, follow: bool) -> int:
     return status.st_size
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading. Raises OSError, also for a pipe or a device: reading those may never end."""
     return os.fdopen(_open_regular_descriptor(path, follow=True), "rb")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.data import file_types, readers, row_limits
+from bench.data import file_types, readers
 from bench.data.inputs import InputError
 from bench.records.training import DataOptions
 from tests.support.data_files import CHATS, HEADER, ROWS, WRITERS, as_array, as_csv, as_jsonl, as_parquet, write
@@ -21,10 +21,7 @@ ALPACA = [{"instruction": "add", "input": "", "output": "x"}, {"instruction": "a
 
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("rows", [ROWS, CHATS, ALPACA], ids=["completion", "messages", "alpaca"])
-def test_the_same_rows_give_the_same_conversations(
-    name: str, rows: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(row_limits, "CHUNK_BYTES", 64)  # so that rows of an array end in later chunks
+def test_the_same_rows_give_the_same_conversations(name: str, rows: list[Any], tmp_path: Path) -> None:
     expected = readers.read(write(tmp_path / "d", as_jsonl(rows)))
     path = write(tmp_path / name, WRITERS[name](rows))
     data = readers.read(path)
@@ -117,7 +114,7 @@ def test_a_byte_order_mark_is_skipped_in_every_type(name: str, tmp_path: Path) -
         ({"prompt": "question"}, "no column question"),
         ({"reply": "completion"}, "train.columns: reply: not a column"),
         ({"promt": None}, "train.columns: promt: not a column"),
-        ({"prompt": "id"}, "prompt: the file has this column as well as id"),
+        ({"prompt": "id"}, "prompt: two columns"),
         ({"system": "context"}, "no column context"),
     ],
 )
@@ -150,7 +147,7 @@ def test_columns_may_change_places(tmp_path: Path) -> None:
     assert chat.turns == (("user", "b"), ("assistant", "a"))
 
 
-@pytest.mark.parametrize("name", ["d.jsonl", "d.json", "d.csv", "d.jsonl.gz", "d.jsonl.zst", "d.parquet"])
+@pytest.mark.parametrize("name", ["d.jsonl", "d.csv", "d.jsonl.gz", "d.jsonl.zst", "d.parquet"])
 def test_reading_holds_a_small_part_of_the_data(name: str, tmp_path: Path) -> None:
     rows = [{"prompt": f"{number} {'x' * 40_000}", "completion": "y" * 40_000} for number in range(100)]
     path = write(tmp_path / name, {**WRITERS, "d.jsonl": as_jsonl}[name](rows))

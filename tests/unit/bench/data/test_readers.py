@@ -16,7 +16,6 @@ from bench.data import (
     file_types,
     formats,
     readers,
-    row_limits,
 )
 from bench.data.collate import make_rows
 from bench.data.formats import Format, RawTurn
@@ -105,10 +104,10 @@ def test_every_other_line_is_rejected_by_file_line_and_key(case: Case, tmp_path:
 def test_an_endless_line_is_rejected_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr(file_types, "MAX_ROW_BYTES", 1 << 20)
     path = tmp_path / "d.jsonl"
     with path.open("wb") as file:
-        file.truncate(10 << 30)  # a sparse file
+        file.truncate(20 << 20)
     with pytest.raises(InputError, match=r"line 1: .* 1 MiB"):
         readers.read(path)
     with pytest.raises(InputError, match="row 1: not JSON"):
