@@ -195,8 +195,8 @@ report = Command(
     effect=Effect.BOTH,
     is_daily=True,
     examples=(
-        "inv report --open  # in the web browser",
-        "inv report --against=20261124-090000-quick --format tensorboard",
+        "inv report --run=20261125-090000-quick --against=20261124-090000-quick",
+        "inv report --format tensorboard",
     ),
     run=text(RUN, unset=NEWEST_RUN),
     against=text("run id to compare with, in a figure", value="RUN"),
@@ -204,7 +204,6 @@ report = Command(
         "condition of --against that may differ (gpu, driver, lock, weights, profile, ...)",
         value="CONDITION",
     ),
-    opens=switch("then open the page in the web browser", name="open"),
     formats=words("also export for tensorboard or wandb", name="format"),
     dry_run=switch("print the files to write, and write nothing"),
 )

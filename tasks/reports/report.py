@@ -1,8 +1,5 @@
 """`inv report`: build a run's report and print its summary. Reads only results/<run-id>/; no workers are needed."""
 
-import os
-import sys
-import webbrowser
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,7 @@ from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import parse_names
 from tasks.cli.terminal import console, print_path, ruled_table
 from tasks.cli.waiting import Wait
-from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError, escape_controls, translate_errors
+from tasks.errors import RetryableError, SomeTrialsFailed, UsageError, escape_controls, translate_errors
 from tasks.fleet.pending_results import missing_reason
 from tasks.fleet.pricing import pricing
 from tasks.fleet.run_store import find_run, is_training, refuse_unended
@@ -45,12 +42,9 @@ def write_report(
     against: str | None,
     allow: Sequence[str] = (),
     formats: Sequence[str] = (),
-    opens: bool = False,
     dry_run: bool = False,
 ) -> CommandResult:
     settings = load(context)
-    if opens:
-        _check_browser("report")
     allowed = parse_names("--allow", allow, NAMES)
     if allowed and against is None:
         raise UsageError("report: --allow: there is no run to compare with", remedy="pass it with --against")
@@ -76,7 +70,7 @@ def write_report(
                 report = build(folder, pricing=pricing(settings), against=other, allow=allowed)
         exported = export(folder, selected_formats)
     document = report.document
-    _show(report, exported, opens=opens)
+    _show(report, exported)
     if is_of_training and other is not None:
         compare_trainings([other, folder])
     data = {
@@ -97,8 +91,8 @@ def write_report(
     return CommandResult(data=data, failure=None if values.has_succeeded else failed)
 
 
-def _show(report: Report[Any], exported: Iterable[Path], *, opens: bool) -> None:
-    """Print the first screen of a report, its brief tables, and the paths of its files; open the page."""
+def _show(report: Report[Any], exported: Iterable[Path]) -> None:
+    """Print the first screen of a report, its brief tables, and the paths of its files."""
     out, document = console(soft_wrap=False), report.document
     out.print(Text(escape_controls(document.headline), style="bold"))
     for note in document.notes:
@@ -116,8 +110,6 @@ def _show(report: Report[Any], exported: Iterable[Path], *, opens: bool) -> None
         print(escape_controls(f"{purpose}: `{command}`"))
     for path in (report.index, *exported):
         print_path(path)
-    if opens:
-        _open_page(report.index)
 
 
 def terminal_table(table: Table) -> RichTable:
@@ -148,22 +140,3 @@ def _failure(summary: Summary, folder: Path) -> SomeTrialsFailed:
         f"run {record.run_id}: {succeeded} of {len(record.planned)} trials succeeded ({', '.join(failures)}{rejected})",
         remedy=(summary.missing and missing_reason(folder, record)) or "see the report for the reasons",
     )
-
-
-def _check_browser(task: str) -> None:
-    """Raise UsageError if this machine has no web browser, or no display to draw it on."""
-    has_display = not sys.platform.startswith("linux") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    try:
-        webbrowser.get()
-        problem = None if has_display or "BROWSER" in os.environ else "this machine has no display"
-    except webbrowser.Error:
-        problem = "no web browser was found"
-    if problem is not None:
-        remedy = "copy the report's folder to a machine with a browser, or name a browser in BROWSER"
-        raise UsageError(f"{task}: --open: {problem}", remedy=remedy)
-
-
-def _open_page(path: Path) -> None:
-    """Open a file in the web browser. Raises TaskFailed if the browser does not start."""
-    if not webbrowser.open(path.resolve().as_uri()):
-        raise TaskFailed(f"{display_path(path)}: the web browser did not open it", remedy="open the file yourself")

@@ -3,8 +3,6 @@
 Its output is tested in tests/integration/tasks/reports.
 """
 
-import sys
-import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -56,30 +54,6 @@ def test_a_full_disk(
         assert DISK_FULL in retryable_error(context())
     monkeypatch.setitem(exports.FORMATS, "tensorboard", full_disk)
     assert DISK_FULL in retryable_error(context(), ["tensorboard"])
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_the_page_is_opened_in_the_browser(folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    synthetic.exact_run(folder)
-    opened: list[str] = []
-    monkeypatch.setenv("DISPLAY", ":0")
-    monkeypatch.setattr(webbrowser, "get", lambda: None)
-    monkeypatch.setattr(webbrowser, "open", lambda uri: opened.append(uri) is None)
-    report.write_report(context(), "r", against=None, opens=True)
-    assert opened == [(folder / "report" / "index.html").as_uri()]
-
-
-def test_without_a_display_nothing_is_built(
-    folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synthetic.exact_run(folder)
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "platform", "linux")
-    with pytest.raises(UsageError) as raised:
-        report.write_report(context(), "r", against=None, opens=True)
-    assert raised.value.remedy
-    assert not (folder / "report").exists()
 
 
 def test_a_training_that_has_not_ended_has_no_page_yet(folder: Path, context: MakeContext) -> None:
