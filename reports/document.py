@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from reports import formatting
 from reports.formatting import HasInterval
 
+MAX_ROWS = 400  # rows of a table that the page and report.md show
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """A value as text, and details in small print: interval, share of the chip's peak, note.
 
-    `sort_key` orders a sortable table, None: by the text. `log` has lines that the page folds.
+    `log` has lines that the page folds.
     """
 
     value: str
     details: tuple[str, ...] = ()
-    sort_key: float | None = None
     log: tuple[str, ...] = ()
 
     @property
@@ -54,14 +55,20 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table. `n_omitted` rows are only in `file`."""
+    """A table. The page and report.md show its first MAX_ROWS rows; `file` has all."""
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     caption: str = ""
-    n_omitted: int = 0
     file: str = "summary.json"
-    is_sortable: bool = False
+
+    @property
+    def shown(self) -> tuple[Row, ...]:
+        return self.rows[:MAX_ROWS]
+
+    @property
+    def n_omitted(self) -> int:
+        return len(self.rows) - len(self.shown)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,36 +175,28 @@ def paragraph(text: str, *, is_quiet: bool = False) -> Text:
     return Text(items=(text,), is_quiet=is_quiet)
 
 
-def text_table(heads: Iterable[str], rows: Iterable[Iterable[str]], numbers: Iterable[str] = (), **more: int) -> Table:
-    """Make a table of texts; the columns called `numbers` are aligned right. `more` are fields of the table."""
+def text_table(heads: Iterable[str], rows: Iterable[Iterable[str]], numbers: Iterable[str] = ()) -> Table:
+    """Make a table of texts; the columns called `numbers` are aligned right."""
     right = set(numbers)
     return Table(
         columns=tuple(Column(title=head, is_number=head in right) for head in heads),
         rows=tuple(Row(cells=tuple(Cell(value=value) for value in row)) for row in rows),
-        **more,  # type: ignore[arg-type] # n_omitted
     )
 
 
-def estimate_cell(interval: HasInterval | None, prefix: str = "") -> Cell | None:
+def estimate_cell(interval: HasInterval | None) -> Cell | None:
     """Return a cell with a value and its interval; None without one."""
-    if interval is None:
-        return None
-    decimals = formatting.estimate_decimals(interval)
-    return _interval_cell(interval, decimals, prefix, "")
+    return None if interval is None else _interval_cell(interval, formatting.estimate_decimals(interval))
 
 
 def ratio_cell(interval: HasInterval | None, word: str = "") -> Cell | None:
     """Return a cell with a ratio, its interval and its verdict; None without one."""
     if interval is None:
         return None
-    cell = _interval_cell(interval, formatting.ratio_decimals(interval.low, interval.high), "", "x")
-    return Cell(value=cell.value, details=(*cell.details, *([word] if word else [])), sort_key=cell.sort_key)
+    return _interval_cell(interval, formatting.ratio_decimals(interval.low, interval.high), "x", word)
 
 
-def _interval_cell(interval: HasInterval, decimals: int, prefix: str, suffix: str) -> Cell:
+def _interval_cell(interval: HasInterval, decimals: int, suffix: str = "", word: str = "") -> Cell:
     span = formatting.span(interval.low, interval.high, decimals).strip("()")
-    return Cell(
-        value=f"{prefix}{formatting.number(interval.value, decimals)}{suffix}",
-        details=(span + formatting.interval_mark(interval),) if span else (),
-        sort_key=interval.value,
-    )
+    details = (span and span + formatting.interval_mark(interval), word)
+    return Cell(value=f"{formatting.number(interval.value, decimals)}{suffix}", details=tuple(filter(None, details)))

@@ -9,7 +9,6 @@ from reports.document import (
     Cell,
     Column,
     Document,
-    Part,
     Picture,
     Row,
     Section,
@@ -27,9 +26,6 @@ from reports.summary import sentences, tables
 from reports.summary.cost import Amount, Cost, FineTuning, Price
 from reports.summary.rows import ConfigurationRow, group_failures, group_missing, group_name, group_workers
 from reports.summary.summary import Summary
-
-# Row limits of the page's tables; summary.json has all rows.
-MAX_ROWS, MAX_FAILURES = 400, 200
 
 
 def make(summary: Summary, pictures: Sequence[Picture] = (), skipped: Sequence[Chart] = ()) -> Document:
@@ -118,14 +114,8 @@ def _format_time(iso: str) -> str:
 
 
 def _sections(summary: Summary, pictures: Sequence[Picture], skipped: Sequence[Chart]) -> Iterator[Section]:
-    finding = sentences.finding(summary)
-    remarks = [] if finding == sentences.recommendation(summary) else [sentences.without_mark(finding)[0]]
-    remarks += filter(None, [sentences.second_finding(summary) if remarks else None])
     if summary.rows:
-        parts: tuple[Part, ...] = (_configurations(summary), *([paragraph(" ".join(remarks))] if remarks else []))
-        yield Section(title="Configurations", parts=parts, is_brief=True)
-    elif remarks:
-        yield Section(title="Finding", parts=(paragraph(" ".join(remarks)),))
+        yield Section(title="Configurations", parts=(_configurations(summary),), is_brief=True)
     if summary.others:
         kinds = [
             (other.label, other.kind, f"{other.succeeded} of {other.planned}", f"{other.n_measurements:,}")
@@ -156,11 +146,6 @@ def _sections(summary: Summary, pictures: Sequence[Picture], skipped: Sequence[C
 
 
 def _configurations(summary: Summary) -> Table:
-    """Make the table of all configurations; of very many, of the baseline and the fastest."""
-    rows = summary.recommended_first
-    if len(rows) > MAX_ROWS:
-        fastest = sorted(rows, key=lambda row: (not row.is_baseline, -row.useful_rate))[:MAX_ROWS]
-        rows = tuple(row for row in rows if row in fastest)
     caption = (
         "Values with 95 % intervals; rates are per worker, over the time of all steps. Step times are of median steps. "
         f"Ratios are of rates, against {summary.baseline}. {sentences.interval_mark_note(summary)}"
@@ -189,11 +174,9 @@ def _configurations(summary: Summary) -> Table:
                 is_marked=row.is_baseline,
                 tag="recommended" if row.label == summary.recommended_label else "",
             )
-            for row in rows
+            for row in summary.recommended_first
         ),
         caption=caption.strip(),
-        n_omitted=len(summary.rows) - len(rows),
-        is_sortable=True,
     )
 
 
@@ -210,25 +193,25 @@ def _configuration(row: ConfigurationRow, priced: bool) -> Iterator[Cell | None]
     trials = () if row.succeeded == row.planned else (f"{row.succeeded} of {row.planned} trials",)
     yield Cell(value=row.label, details=(shape, *trials))
     workers = formatting.count(measured.n_workers, "worker")
-    yield Cell(value=str(measured.n_steps), details=(workers,), sort_key=measured.n_steps)
+    yield Cell(value=str(measured.n_steps), details=(workers,))
     yield estimate_cell(measured.step_time_sec)
     yield estimate_cell(measured.elapsed_samples_per_sec)
     yield _ratio(row, row.samples_ratio)
     yield estimate_cell(measured.elapsed_tokens_per_sec)
     yield estimate_cell(measured.elapsed_useful_tokens_per_sec)
     yield _ratio(row, row.useful_tokens_ratio)
-    yield Cell(value=formatting.number(measured.padding_percent, 0), sort_key=measured.padding_percent)
+    yield Cell(value=formatting.number(measured.padding_percent, 0))
     peak = row.peak_bytes
-    yield None if peak is None else Cell(value=formatting.number(peak / 1e9), sort_key=peak)
+    yield None if peak is None else Cell(value=formatting.number(peak / 1e9))
     losses = [formatting.number(loss, 2) for loss in (row.first_loss, row.last_loss)]
-    yield Cell(value=losses[0], details=(f"to {losses[1]}",), sort_key=row.last_loss)
+    yield Cell(value=losses[0], details=(f"to {losses[1]}",))
     if priced:
         yield estimate_cell(None if row.cost is None else row.cost.usd_per_1000_samples)
 
 
 def _ratio(row: ConfigurationRow, ratio: Ratio | None) -> Cell | None:
     if row.is_baseline:
-        return Cell(value="1", details=("baseline",), sort_key=1.0)
+        return Cell(value="1", details=("baseline",))
     return ratio_cell(ratio, "" if ratio is None else ratio.word)
 
 
@@ -286,23 +269,18 @@ def _failures(summary: Summary) -> Iterator[Table | Text]:
                         ),
                     )
                 )
-                for group in groups[:MAX_FAILURES]
+                for group in groups
             ),
-            n_omitted=max(0, len(groups) - MAX_FAILURES),
         )
     missing = group_missing(summary.missing)
     if missing:
         texts = [(group_name(group), group_workers(group, "any"), group[0].reason) for group in missing]
-        yield _limited(("Planned trial without a usable result", "Worker", "Reason"), texts)
+        yield text_table(("Planned trial without a usable result", "Worker", "Reason"), texts)
     if summary.rejected:
-        yield _limited(("Rejected file", "Reason"), [(file.file, file.reason) for file in summary.rejected])
+        yield text_table(("Rejected file", "Reason"), [(file.file, file.reason) for file in summary.rejected])
     if not (summary.failures or missing or summary.rejected):
         planned = formatting.count(len(summary.record.planned), "planned trial")
         yield paragraph(f"None. {planned} succeeded, and every file was verified.")
-
-
-def _limited(heads: tuple[str, ...], texts: Sequence[tuple[str, ...]]) -> Table:
-    return text_table(heads, texts[:MAX_FAILURES], n_omitted=max(0, len(texts) - MAX_FAILURES))
 
 
 def _fingerprint(summary: Summary) -> Iterator[Table | Text]:

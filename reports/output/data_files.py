@@ -6,7 +6,6 @@ trial. `summary.csv` and `costs.csv` are parts of summary.json, flattened.
 """
 
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
@@ -17,7 +16,6 @@ from bench.records.status import TrialStatus
 from bench.records.trial import Trial
 from bench.records.version import SCHEMA_VERSION, VERSION
 from reports import formatting
-from reports.read import measurements
 from reports.read.loaded_run import Run
 from reports.summary import sentences
 from reports.summary.rows import ConfigurationRow
@@ -36,7 +34,7 @@ _SETTINGS = (
     *("base_precision", "lora_rank", "optimizer", "gradient_checkpointing"),
 )
 _TRIAL_SETTINGS = tuple(field.name for field in fields(Trial) if field.name not in ("name", "reason", "kind"))
-_MEASURED = ("n_workers", "n_processes", "n_steps", "padding_percent", "worker_spread")
+_MEASURED = ("n_workers", "n_processes", "n_steps", "padding_percent")
 _ROW_FIELDS = ("first_loss", "last_loss", "peak_vram_bytes", "peak_rss_bytes", "load_time_sec")
 _OTHER_FIELDS = ("kind", "reason", "planned", "ends", "missing", "n_measurements")
 _FAILURE_FIELDS = ("trial_id", "configuration", "worker", "end", "reason", "attempt", "n_steps", "n_measurements")
@@ -45,7 +43,7 @@ _FAILURE_FIELDS = ("trial_id", "configuration", "worker", "end", "reason", "atte
 def of_benchmark(summary: Summary, run: Run) -> dict[str, bytes]:
     """Return every file of a benchmark by its name."""
     return {
-        "summary.json": summary_json(summary, run),
+        "summary.json": summary_json(summary),
         "summary.csv": summary_csv(summary),
         "trials.csv": to_csv(with_run_id(run, with_settings(run))),
         "steps.csv": to_csv(with_run_id(run, run.steps)),
@@ -67,10 +65,9 @@ def of_training(training: TrainingReport) -> dict[str, bytes]:
     return {name: to_csv(frame) for name, frame in frames.items()}
 
 
-def summary_json(summary: Summary, run: Run) -> bytes:
+def summary_json(summary: Summary) -> bytes:
     """Format the whole report as JSON. Unknown values are null; the same run gives the same bytes."""
     record, hosts = summary.record, summary.hosts
-    table = run.measurements[list(measurements.COLUMNS)]
     document = {
         "kind": "report_summary",
         "schema_version": SCHEMA_VERSION,
@@ -80,12 +77,8 @@ def summary_json(summary: Summary, run: Run) -> bytes:
         "recommendation": sentences.spell_out(sentences.recommendation(summary)),
         "advice": None if summary.choice is None else summary.choice.advice,
         "recommended": summary.recommended_label,
-        "finding": sentences.spell_out(sentences.finding(summary)),
-        "second_finding": sentences.second_finding(summary),
-        "cautions": list(sentences.cautions(summary)),
-        "warnings": [asdict(warning) for warning in summary.warnings],
+        "warnings": [asdict(warning) | {"text": sentences.warning_text(warning)} for warning in summary.warnings],
         "baseline": summary.baseline,
-        "price": None if summary.price is None else asdict(summary.price),
         "prices": [asdict(price) for price in summary.prices],
         "hosted": None if summary.hosted is None else asdict(summary.hosted),
         "counts": {"planned": len(record.planned)}
@@ -103,27 +96,10 @@ def summary_json(summary: Summary, run: Run) -> bytes:
             "common": hosts.common,
             "differences": {difference.key: difference.where_by_value for difference in hosts.differences},
         },
-        "measurements": {
-            str(section): [row | {"context": json.loads(str(row["context"]))} for row in _rows(part)]
-            for section, part in table.groupby("section", sort=False)
-        },
-        "trials": _rows(run.trials),
     }
     # One line per list item: readable and diffable, and possible with the fast encoder, which cannot indent.
     lines = ",\n".join(f" {_json(key)}: {_json_lines(value)}" for key, value in document.items())
     return f"{{\n{lines}\n}}\n".encode()
-
-
-def _rows(frame: pd.DataFrame) -> list[dict[str, object]]:
-    """Return a frame's rows, converted column by column: pandas' method takes four times as long."""
-    columns = [list(map(_plain, frame[name].tolist())) for name in frame.columns]
-    names = [str(name) for name in frame.columns]
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
-
-
-def _plain(value: object) -> object:
-    is_unknown = value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value))
-    return None if is_unknown else value
 
 
 def _json_lines(value: object) -> str:
@@ -150,7 +126,6 @@ def _configuration(row: ConfigurationRow) -> dict[str, Any]:
         "missing": row.missing,
         **_fields(measured, _MEASURED),
         "worker_median_step_time_sec": getattr(measured, "worker_medians", {}),
-        "outlier_steps": getattr(measured, "outliers", None),
         **dict.fromkeys(ESTIMATES),
         **estimates,
         **ratios,

@@ -44,7 +44,7 @@ def _part(part: Part) -> Iterator[str]:
 def _table(table: Table) -> Iterator[str]:
     if table.caption:
         yield _md(table.caption)
-    cells = [["" if cell is None else cell.text for cell in row.cells] for row in table.rows]
+    cells = [["" if cell is None else cell.text for cell in row.cells] for row in table.shown]
     yield _rows([column.label for column in table.columns], cells)
     if table.n_omitted:
         yield _md(f"{formatting.count(table.n_omitted, 'more row is', 'more rows are')} in {table.file}.")

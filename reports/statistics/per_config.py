@@ -169,9 +169,7 @@ def combine(
         **estimates,
         padding_percent=100.0
         * (1.0 - estimates["steady_useful_tokens_per_sec"].value / estimates["steady_tokens_per_sec"].value),
-        worker_spread=max(medians.values()) / min(medians.values()) if len(medians) > 1 else None,
         worker_medians=medians,
-        outliers=sum(process.outliers for process in ordered),
         spreads=spread_of,
         processes=tuple(ordered),
     )

@@ -1,4 +1,4 @@
-"""Statistics of one process's steps: median and its standard error, outliers, two levels.
+"""Statistics of one process's steps: median and its standard error, two levels.
 
 All computations use the logarithm of the step time, so a step that is 1 % slower counts as much as one that is 1 %
 faster. Consecutive steps are similar (same clock, same temperature), so n steps are equivalent to fewer independent
@@ -23,8 +23,8 @@ Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 AMOUNTS = ("samples", "tokens", "useful_tokens")
-OUTLIER_SDS, OUTLIER_SHARE = 5.0, 0.02  # more than 5 standard deviations and at least 2 %
 LEVELS_MIN_STEPS = 10
+CLIPPED_SDS, CLIPPED_SHARE = 5.0, 0.02  # the levels ignore how far more distant steps are
 LEVELS_SDS, LEVELS_SHARE = 5.0, 0.01  # two clock levels: more than 5 standard deviations and at least 1 % apart
 _MAX_AUTOCORRELATION = 0.9
 _SD_OF_MAD = 1.4826  # a normal distribution's standard deviation over its median absolute deviation
@@ -100,7 +100,6 @@ def describe(processes: Sequence[ProcessSteps]) -> list[Process]:
                 elapsed_error=float(errors[row]),
                 standard_error=float(columns["se"][row]),
                 effective_steps=float(columns["effective"][row]),
-                outliers=int(columns["outliers"][row]),
                 levels_percent=100.0 * math.expm1(levels) if (levels := float(columns["levels"][row])) else None,
             )
     return [described[index] for index in range(len(processes))]
@@ -109,9 +108,7 @@ def describe(processes: Sequence[ProcessSteps]) -> list[Process]:
 def _describe_rows(steps: Floats, length: int) -> dict[str, Floats]:
     """Compute the columns of `Process` for rows of logarithms of step times."""
     median = np.median(steps, axis=1)
-    deviations = np.abs(steps - median[:, None])
-    sd = _SD_OF_MAD * np.median(deviations, axis=1)
-    outliers = (deviations > np.maximum(OUTLIER_SDS * sd, OUTLIER_SHARE)[:, None]).sum(axis=1)
+    sd = _SD_OF_MAD * np.median(np.abs(steps - median[:, None]), axis=1)
     ranks = np.argsort(np.argsort(steps, axis=1, kind="stable"), axis=1, kind="stable").astype(np.float64)
     ranks[np.ptp(steps, axis=1) == 0] = 0.0  # equal steps have no meaningful ranks
     rho = _unbiased(_lag1(ranks), length)
@@ -120,7 +117,6 @@ def _describe_rows(steps: Floats, length: int) -> dict[str, Floats]:
     return {
         "effective": effective,
         "se": _SE_OF_MEDIAN * sd / np.sqrt(effective),
-        "outliers": outliers.astype(np.float64),
         "levels": _level_distance(steps, median, sd),
     }
 
@@ -135,7 +131,7 @@ def _level_distance(steps: Floats, median: Floats, sd: Floats) -> Floats:
     fifth = -(-length // 5)
     if length < LEVELS_MIN_STEPS:
         return np.zeros(len(steps))
-    limit = np.maximum(5.0 * sd, OUTLIER_SHARE)[:, None]
+    limit = np.maximum(CLIPPED_SDS * sd, CLIPPED_SHARE)[:, None]
     ordered = np.sort(np.clip(steps - median[:, None], -limit, limit), axis=1)
     sums, squares = np.cumsum(ordered, axis=1), np.cumsum(ordered * ordered, axis=1)
     split_sizes = np.arange(fifth, length - fifth + 1)
@@ -150,7 +146,7 @@ def _level_distance(steps: Floats, median: Floats, sd: Floats) -> Floats:
     sds = np.sqrt(np.maximum(residual_squares[rows, best], 0.0) / (length - 2))
     distances = np.zeros(len(steps))
     for row in np.flatnonzero(gaps > np.maximum(LEVELS_SDS * sds, LEVELS_SHARE)):
-        # Outliers were clipped to find the levels; their distance is computed from the unclipped steps.
+        # The levels were found on clipped steps; their distance is computed from the unclipped ones.
         unclipped, split = np.sort(steps[row]), split_sizes[best[row]]
         distances[row] = np.median(unclipped[split:]) - np.median(unclipped[:split])
     return distances

@@ -41,7 +41,6 @@ class Process:
     elapsed_error: float
     standard_error: float
     effective_steps: float
-    outliers: int
     levels_percent: float | None
     trend: float = 0.0
 
@@ -80,9 +79,8 @@ class Estimate:
 class MeasuredRate:
     """One configuration over all its processes. Rates are per worker and per second.
 
-    `worker_spread` is the slowest worker's step time over the fastest's, None with a single worker; `worker_medians`
-    maps worker to its step time in seconds; `outliers` counts steps far from their process's median. `spreads` maps a
-    quantity to the noise of its units, pooled over the whole run, if anything was repeated.
+    `worker_medians` maps worker to its step time in seconds. `spreads` maps a quantity to the noise of its units,
+    pooled over the whole run, if anything was repeated.
     """
 
     n_workers: int
@@ -95,9 +93,7 @@ class MeasuredRate:
     elapsed_samples_per_sec: Estimate
     elapsed_useful_tokens_per_sec: Estimate
     padding_percent: float
-    worker_spread: float | None
     worker_medians: dict[str, float]
-    outliers: int
     spreads: Mapping[str, Spread]
     processes: tuple[Process, ...] = field(repr=False, compare=False)
 

@@ -1,4 +1,4 @@
-"""The decisions of a benchmark as values: the configuration to train with, and the finding. `sentences` has the text.
+"""The decision of a benchmark as values: the configuration to train with. `sentences` has the text.
 
 What `inv train` would do is recommended, or the baseline where that was not measured, unless another configuration was
 shown to be faster, and, if losses were compared, at the same loss. The published loop is not recommended on a GPU where
@@ -49,39 +49,6 @@ class Choice:
     tied: tuple[ConfigurationRow, ...]
     passed_over: tuple[ConfigurationRow, ...]
     withheld: tuple[ConfigurationRow, ...] = ()
-
-
-class FindingCode(enum.StrEnum):
-    """The result of the fastest configuration in samples per second, against the baseline."""
-
-    FASTER = "faster"
-    SLOWER = "slower"  # none is faster
-    NOT_SHOWN = "not_shown"
-    NO_INTERVAL = "no_interval"
-    NOT_COMPARED = "not_compared"
-    NOTHING = "nothing"  # no training configuration was measured
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredKind:
-    """A kind of trial with the range of its first quantity; `title` is None if it has no value."""
-
-    kind: str
-    title: str | None = None
-    unit: str = ""
-    low: float = 0.0
-    high: float = 0.0
-    is_rate: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """The finding with its configuration; without one, the other kinds that `n_workers` measured."""
-
-    code: FindingCode
-    row: ConfigurationRow | None = None
-    kinds: tuple[MeasuredKind, ...] = ()
-    n_workers: int = 0
 
 
 def choose(rows: Sequence[ConfigurationRow], losses: QualityRecord | None = None) -> Choice | None:
@@ -157,24 +124,6 @@ def _differ(first: ConfigurationRow, second: ConfigurationRow, *, comparisons: i
     return (
         per_config.ratio(first.measured, second.measured, "useful_tokens", comparisons=comparisons).verdict is not None
     )
-
-
-def find(rows: Sequence[ConfigurationRow], kinds: tuple[MeasuredKind, ...], n_workers: int) -> Finding:
-    """Return the main finding: the fastest configuration in samples per second, against the baseline."""
-    measured = [row for row in rows if row.measured is not None]
-    if not measured:
-        return Finding(code=FindingCode.NOTHING, kinds=kinds, n_workers=n_workers)
-    others = [row for row in measured if not row.trial.is_usual] or measured  # the published comparison is of these
-    compared = [row for row in others if row.samples_ratio is not None]
-    best = max(compared or others, key=lambda row: row.samples_rate)
-    ratio = best.samples_ratio
-    if ratio is None:
-        code = FindingCode.NOT_COMPARED
-    elif ratio.verdict is not None:
-        code = FindingCode(ratio.verdict)
-    else:
-        code = FindingCode.NO_INTERVAL if ratio.low is None else FindingCode.NOT_SHOWN
-    return Finding(code=code, row=best)
 
 
 def is_unfit(row: ConfigurationRow | OtherConfiguration, baseline: str) -> bool:

@@ -53,11 +53,6 @@ class ConfigurationRow:
         return self.costs[0] if self.costs else None
 
     @property
-    def samples_rate(self) -> float:
-        """Elapsed samples per second and worker; 0 if nothing was measured."""
-        return 0.0 if self.measured is None else self.measured.elapsed_samples_per_sec.value
-
-    @property
     def useful_rate(self) -> float:
         """Elapsed useful tokens per second and worker; 0 if nothing was measured."""
         return 0.0 if self.measured is None else self.measured.elapsed_useful_tokens_per_sec.value

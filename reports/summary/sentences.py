@@ -1,4 +1,4 @@
-"""The sentences about a benchmark: recommendation, finding, warnings, held-out losses, method. They decide nothing."""
+"""The sentences about a benchmark: recommendation, warnings, held-out losses, method. They decide nothing."""
 
 import math
 import statistics
@@ -11,7 +11,7 @@ from bench.records.trial import SUITE_NAMES, Trial, suite
 from bench.records.units import format_percent
 from reports import formatting
 from reports.statistics.types import Estimate, MeasuredRate, Ratio
-from reports.summary.decisions import Advice, Choice, FindingCode, MeasuredKind
+from reports.summary.decisions import Advice, Choice
 from reports.summary.loss_verdicts import NOT_SHOWN, difference_of, verdict_of
 from reports.summary.rows import ConfigurationRow
 from reports.summary.summary import Summary
@@ -24,11 +24,8 @@ USUAL = "plain `inv train`"
 
 
 def recommendation(summary: Summary) -> str:
-    """Return the recommendation with its interval, and the configurations not shown to differ from it.
-
-    If nothing can be recommended, this is the finding.
-    """
-    return finding(summary) if summary.choice is None else _advice(summary, summary.choice)
+    """Return the recommendation with its interval and what was not shown to differ from it, or why it is missing."""
+    return _nothing_recommended(summary) if summary.choice is None else _advice(summary, summary.choice)
 
 
 def without_mark(sentence: str) -> tuple[str, str]:
@@ -89,62 +86,19 @@ def _reference(summary: Summary) -> str:
     return summary.baseline if chosen is None or chosen.reference is None else chosen.reference.label
 
 
-def finding(summary: Summary) -> str:
-    """Return the main finding: the fastest configuration against the baseline, or what was measured instead."""
-    code, best, baseline = summary.finding.code, summary.finding.row, summary.baseline
-    if best is None:
-        return _nothing_compared(summary)
-    ratio, where = best.samples_ratio, _where(best.measured, summary)
-    if ratio is None:
-        rate = formatting.estimate(None if best.measured is None else best.measured.elapsed_samples_per_sec)
-        return f"{_counted(best)} processed {rate} samples per second per worker {where}."
-    if code is FindingCode.FASTER:
-        return f"{_counted(best)} processed {claim(ratio)} as many samples per second as {baseline} {where}."
-    if code is FindingCode.SLOWER:
-        return (
-            f"No configuration was faster than {baseline}: the next fastest, {best.label}, processed "
-            f"{claim(ratio)} as many samples per second {where}."
-        )
-    amount = f"{best.label} processed {formatting.ratio(ratio)} as many samples per second"
-    if code is FindingCode.NO_INTERVAL:
-        return f"{amount} as {baseline} {where}; without an interval no difference is shown."
-    why = _disagreement(ratio) or ", and the interval includes 1"
-    return f"No configuration was shown to be faster than {baseline}: {amount} {where}{why}."
-
-
-def _nothing_compared(summary: Summary) -> str:
-    measured = formatting.join_with_and(list(map(_kind, summary.finding.kinds)))
-    others = f"Measured {measured} {_location(summary.finding.n_workers, summary)}." if measured else ""
-    if summary.rows and others:
+def _nothing_recommended(summary: Summary) -> str:
+    """Say why nothing is recommended, and what was measured instead."""
+    if summary.measured_rows:
+        withheld = formatting.first_n(not_shown_texts(summary.quality), 2)
+        return f"No configuration is recommended, because none was shown to be at the same loss: {withheld}."
+    kinds = list(dict.fromkeys(other.kind for other in summary.others if other.succeeded and other.n_measurements))
+    others = f"Measured {formatting.join_with_and(kinds)} {_location(len(summary.record.workers), summary)}."
+    if not kinds:
+        ends = ends_text((*summary.rows, *summary.others))
+        return f"No trial of this run succeeded ({ends}), so there is nothing to compare."
+    if summary.rows:
         return f"No training trial succeeded ({ends_text(summary.rows)}), so nothing is compared. {others}"
-    ends = ends_text((*summary.rows, *summary.others))
-    return others or f"No trial of this run succeeded ({ends}), so there is nothing to compare."
-
-
-def _kind(measured: MeasuredKind) -> str:
-    if measured.title is None:
-        return f"{measured.kind} (no value)"
-    low, high = formatting.number(measured.low), formatting.number(measured.high)
-    span = f"up to {high}" if measured.is_rate else high if low == high else f"{low} to {high}"
-    return f"{measured.kind} ({measured.title} {span} {measured.unit}".rstrip() + ")"
-
-
-def second_finding(summary: Summary) -> str | None:
-    """Return the finding in useful tokens: they show whether work was saved, as shorter samples are cheaper."""
-    best = summary.finding.row
-    base = next((row for row in summary.rows if row.is_baseline), None)
-    if best is None or base is None or best.useful_tokens_ratio is None:
-        return None
-    ratio, _ = without_mark(formatting.ratio(best.useful_tokens_ratio))
-    sentence = (
-        f"In useful tokens per second (padding not counted) {best.label} reached {ratio} the rate of {base.label}"
-    )
-    lengths = [row.trial.max_seq_len for row in (best, base)]
-    if lengths[0] == lengths[1]:
-        return f"{sentence}."
-    return (
-        f"{sentence}: a sample of at most {lengths[0]:,} tokens is not the same work as one of at most {lengths[1]:,}."
-    )
+    return others
 
 
 def claim(ratio: Ratio) -> str:
@@ -283,11 +237,6 @@ def _drift(change: float, low: float, high: float) -> str:
     return f"{changed}; a line over the trials' times was taken off."
 
 
-def _outliers(label: str, share: float, also: list[str]) -> str:
-    more = f"; also in {formatting.first_n(also, 3)}" if also else ""
-    return f"{label}: {format_percent(share)} of the steps are outliers{more}."
-
-
 def _slow_steps(labels: list[str], share: float) -> str:
     most = f", most that of {labels[0]}," if len(labels) > 1 else ""
     return (
@@ -346,7 +295,6 @@ _WARNINGS: dict[WarningCode, Callable[..., str]] = {
     WarningCode.SPREAD: _spread,
     WarningCode.TWO_SPEEDS: _two_speeds,
     WarningCode.DRIFT: _drift,
-    WarningCode.OUTLIERS: _outliers,
     WarningCode.SLOW_STEPS: _slow_steps,
     WarningCode.FLAG: _flag,
 }

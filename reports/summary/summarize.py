@@ -14,13 +14,12 @@ from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import ReasonCode, TrialStatus
 from reports import formatting
-from reports.read import attempts, measurements, worker_fingerprints
+from reports.read import attempts, worker_fingerprints
 from reports.read.loaded_run import Configuration, Run
 from reports.statistics import per_config, per_process
 from reports.statistics.types import MeasuredRate, Process, Ratio
 from reports.summary import cost, decisions, tables, warnings
 from reports.summary.cost import FINE_TUNING_GPUS, ScalingCost, assumed_scaling
-from reports.summary.decisions import MeasuredKind
 from reports.summary.prices import Pricing, select_prices
 from reports.summary.rows import ConfigurationRow, Failure, OtherConfiguration
 from reports.summary.summary import PROFILE_NOTES, Summary
@@ -154,7 +153,6 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         others=others,
         measurements=tables.build_tables(run.results, run.label_of),
         baseline=baseline,
-        finding=decisions.find(rows, _measured_kinds(others, run), len({result.worker for result in run.results})),
         profile_note=PROFILE_NOTES.get(run.record.profile),
         warnings=_warnings(run, rows, others, baseline, hosts, priced),
         hosts=hosts,
@@ -182,24 +180,6 @@ def _warnings(
         *warnings.loss_warnings(run.quality, decisions.choose(rows, run.quality), run.record.run_id),
         *warnings.find(rows, others, baseline, hosts, price, len(run.rejected), run.results, clocks),
     )
-
-
-def _measured_kinds(others: tuple[OtherConfiguration, ...], run: Run) -> tuple[MeasuredKind, ...]:
-    """Return the kinds of which a trial succeeded, with the range of each one's first quantity."""
-    kinds = dict.fromkeys(other.kind for other in others if other.succeeded and other.n_measurements)
-    table = run.measurements
-    known = table[(table["status"] == TrialStatus.SUCCEEDED.value) & table["value"].notna()]
-    return tuple(_measured_kind(kind, known[known["section"] == kind]) for kind in kinds)
-
-
-def _measured_kind(kind: str, rows: pd.DataFrame) -> MeasuredKind:
-    if rows.empty:
-        return MeasuredKind(kind=kind)
-    name = str(rows["name"].iloc[0])
-    title, unit, scale = measurements.title_unit_scale(name)
-    values = rows[rows["name"] == name]["value"] / scale
-    ends = {"low": float(values.min()), "high": float(values.max())}
-    return MeasuredKind(kind=kind, title=title, unit=unit, is_rate=measurements.is_rate(name), **ends)
 
 
 def _measure_speedups(

@@ -13,7 +13,7 @@ from reports.document import Table
 from reports.read.loaded_run import Missing, Rejected
 from reports.read.worker_fingerprints import Hosts
 from reports.summary import cost, decisions
-from reports.summary.decisions import Advice, Choice, Finding
+from reports.summary.decisions import Advice, Choice
 from reports.summary.rows import ConfigurationRow, Failure, OtherConfiguration
 from reports.summary.warnings import RunWarning
 
@@ -39,7 +39,6 @@ class Summary:
     others: tuple[OtherConfiguration, ...]
     measurements: dict[str, tuple[Table, ...]]
     baseline: str
-    finding: Finding
     profile_note: str | None
     warnings: tuple[RunWarning, ...]
     hosts: Hosts

@@ -16,7 +16,6 @@ from reports import formatting
 from reports.document import Cell, Column, Row, Table
 from reports.read import measurements
 
-MAX_ROWS = 200  # limit for the page; measurements.csv has all rows
 CONFIGURATION = "configuration"
 
 
@@ -74,10 +73,9 @@ def _context_table(entries: list[_Entry]) -> Table:
         ),
         rows=tuple(
             Row(cells=(*(Cell(value=text) for text in context), *(_cell(row.get(name, ())) for name in names)))
-            for context, row in list(cells.items())[:MAX_ROWS]
+            for context, row in cells.items()
         ),
         caption=f"All rows: {', '.join(common)}." if common else "",
-        n_omitted=max(0, len(cells) - MAX_ROWS),
         file="measurements.csv",
     )
 

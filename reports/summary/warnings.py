@@ -28,7 +28,6 @@ from reports.summary.rows import ConfigurationRow, OtherConfiguration
 
 # Above this ratio of step times, one number does not represent all workers of a fleet.
 NOTABLE_SPREAD = 1.10
-OUTLIERS = 0.1  # share of the steps; fewer do not change a median
 SLOW_STEPS = 0.02  # elapsed throughput lower by more than this fraction is notable
 NOTABLE_DRIFT = 0.01  # from the first to the last trial
 SLOW_WORKER = 0.04  # fraction of the step time
@@ -56,7 +55,6 @@ class WarningCode(enum.StrEnum):
     SPREAD = "spread"
     TWO_SPEEDS = "two_speeds"
     DRIFT = "drift"
-    OUTLIERS = "outliers"
     SLOW_STEPS = "slow_steps"
     FLAG = "flag"
 
@@ -279,16 +277,11 @@ def _clock_speed_warnings(measured: Mapping[str, Sequence[Process]]) -> Iterator
 
 
 def _step_warnings(rows: Sequence[ConfigurationRow]) -> Iterator[RunWarning]:
-    """Warn of outliers, and of the cost of slow steps."""
-    measured = {row.label: row.measured for row in rows if row.measured is not None}
-    shares = {label: rate.outliers / rate.n_steps for label, rate in measured.items()}
-    notable = [label for label in sorted(shares, key=lambda label: -shares[label]) if shares[label] > OUTLIERS]
-    if notable:
-        values = {"label": notable[0], "share": shares[notable[0]], "also": notable[1:]}
-        yield RunWarning(code=WarningCode.OUTLIERS, weight=0.03, values=values)
+    """Warn of the cost of slow steps."""
     losses = {
-        label: 1.0 - rate.elapsed_samples_per_sec.value / rate.steady_samples_per_sec.value
-        for label, rate in measured.items()
+        row.label: 1.0 - row.measured.elapsed_samples_per_sec.value / row.measured.steady_samples_per_sec.value
+        for row in rows
+        if row.measured is not None
     }
     slowed = sorted((label for label in losses if losses[label] > SLOW_STEPS), key=lambda label: -losses[label])
     if slowed:

@@ -1,8 +1,7 @@
 """Report page in a real browser: headless Chromium with chromedriver, at phone and desktop width, and printed.
 
-Checks layout (nothing wider than the screen or the paper, no text cut off), sorting by mouse and keyboard, the console
-(empty), the network (unused), dark mode (contrast), and the page without its script. Skipped without Chromium or
-chromedriver (Debian: apt-get install chromium chromium-driver).
+Checks layout (nothing wider than the screen or the paper, no text cut off), the console (empty), the network (unused),
+and dark mode (contrast). Skipped without Chromium or chromedriver (Debian: apt-get install chromium chromium-driver).
 """
 
 import base64
@@ -17,9 +16,6 @@ from typing import Any
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select
 
 from bench.records.status import TrialStatus
 from reports.figures import CHARTS
@@ -69,12 +65,11 @@ class Browser:
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
 
-    def open_page(self, which: str, width: int, *, dark: bool = False, script: bool = True) -> None:
+    def open_page(self, which: str, width: int, *, dark: bool = False) -> None:
         """Load a page on a screen of this width."""
         self.resize(width)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.run_devtools_command("Emulation.setEmulatedMedia", media="", features=[scheme])
-        self.run_devtools_command("Emulation.setScriptExecutionDisabled", value=not script)
         for log in ("browser", "performance"):
             self.driver.get_log(log)  # discards the previous page's entries
         self.driver.get(self.pages[which].as_uri())
@@ -96,14 +91,6 @@ class Browser:
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
         return [url for url in sent if not url.startswith("data:")]
-
-    def column(self, number: int) -> list[str]:
-        """Return the first line of each cell in a column of the table of configurations."""
-        script = (
-            "return [...document.querySelectorAll('table.sortable')[0].tBodies[0].rows]"
-            ".map(r => r.cells[arguments[0]] ? r.cells[arguments[0]].innerText.split('\\n')[0].trim() : '')"
-        )
-        return list(self.driver.execute_script(script, number))
 
 
 @pytest.fixture(scope="module")
@@ -190,58 +177,6 @@ def test_every_figure_is_on_the_page_of_a_run_with_everything(browser: Browser) 
     browser.unfold()
     assert browser.evaluate("[...document.querySelectorAll('figcaption p')].every(p => p.innerText.length > 20)")
     assert browser.pages["full"].stat().st_size <= 2_000_000
-
-
-def test_heads_sort_by_mouse_ascending_then_descending_with_what_is_unknown_last(browser: Browser) -> None:
-    browser.open_page("full", 1440)
-    planned = browser.column(0)
-    button = browser.driver.find_elements(By.CSS_SELECTOR, "table.sortable thead [role=button]")[6]
-    head = button.find_element(By.XPATH, "./..")
-    assert button.text.startswith("Useful tokens")
-    for order in ("ascending", "descending"):
-        button.click()
-        rates = [float(cell.replace(",", "")) for cell in browser.column(6) if cell]
-        assert (rates, head.get_attribute("aria-sort")) == (sorted(rates, reverse=order == "descending"), order)
-        assert set(browser.column(0)[-2:]) == {"seq-2048", "no-checkpointing"}
-    assert sorted(browser.column(0)) == sorted(planned)
-
-
-def test_heads_sort_by_keyboard_and_the_focus_is_seen(browser: Browser) -> None:
-    browser.open_page("full", 1440)
-    body = browser.driver.find_element(By.TAG_NAME, "body")
-    for _ in range(40):
-        body.send_keys(Keys.TAB)
-        if browser.evaluate("document.activeElement.getAttribute('role')") == "button":
-            break
-    assert browser.evaluate("document.activeElement.innerText").startswith("Configuration")
-    assert browser.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
-    names = browser.column(0)
-    assert names == sorted(names, key=str.lower)
-    browser.driver.switch_to.active_element.send_keys(Keys.SPACE)
-    assert browser.column(0) == names[::-1]
-
-
-def test_where_rows_are_cards_a_choice_sorts_them_and_gives_the_plans_order_back(browser: Browser) -> None:
-    browser.open_page("full", 390)
-    planned = browser.column(0)
-    choice = Select(browser.driver.find_element(By.CSS_SELECTOR, ".sorter select"))
-    name = next(option.text for option in choice.options if option.text.startswith("US$") and "asc" in option.text)
-    choice.select_by_visible_text(name)
-    assert browser.column(0)[0].startswith("packed")
-    choice.select_by_index(0)
-    assert browser.column(0) == planned
-
-
-def test_without_its_script_the_page_reads_the_same(browser: Browser) -> None:
-    browser.open_page("full", 1440)
-    expression = "document.querySelector('main').innerText"
-    text = browser.evaluate(expression)
-    browser.open_page("full", 1440, script=False)
-    plain = browser.evaluate(expression)
-    browser.run_devtools_command("Emulation.setScriptExecutionDisabled", value=False)
-    assert len(text) > 1000
-    assert plain.split() == text.split()
 
 
 @pytest.mark.parametrize(("width", "seen"), [(390, "narrow"), (1440, "wide")])

@@ -1,9 +1,6 @@
 """Report of a run, from its folder to its files: text, figures and errors."""
 
-import base64
 import csv
-import hashlib
-import html
 import io
 import itertools
 import json
@@ -21,6 +18,7 @@ from reports.read.loaded_run import ReportError, ReportWriteError
 from reports.summary import sentences
 from reports.summary.prices import Pricing
 from reports.summary.summary import PROFILE_NOTES
+from reports.summary.warnings import WarningCode
 from tests.support.faults import full_disk
 from tests.support.paths import ROOT
 from tests.support.reports import synthetic
@@ -30,10 +28,10 @@ from tests.support.reports.synthetic import plan_of
 
 def test_golden_numbers_reach_every_file(exact):
     assert re.match(
-        r"optimized .*4\.00x \(4\.00 to 4\.00\).* baseline .*4 workers .*CPU, profile tiny",
-        sentences.finding(exact.values),
+        r"Train with optimized: 2\.00x \(2\.00 to 2\.00\) .* baseline on 4 workers .*CPU, profile tiny",
+        sentences.recommendation(exact.values),
     )
-    assert sentences.finding(exact.values) in page_text(exact)
+    assert sentences.recommendation(exact.values) in page_text(exact)
     assert "4.00x; 4.00 to 4.00; faster" in read_report_file(exact, "report.md")
     configurations = {
         configuration["configuration"]: configuration
@@ -78,7 +76,7 @@ def test_a_good_run_exits_0_and_its_page_says_what_ran_and_that_nothing_failed_o
     ):
         assert fact in text
     assert "US$" not in text
-    assert json.loads(read_report_file(exact, "summary.json"))["price"] is None
+    assert json.loads(read_report_file(exact, "summary.json"))["prices"] == []
 
 
 def test_figures_are_files_and_in_the_page_which_is_written_last(exact):
@@ -110,31 +108,22 @@ def test_the_recommended_configuration_is_first_and_the_head_has_one_ratio_and_o
     assert len(set(re.findall(r"[0-9.]+x", head))) == 1
     title = re.findall(r"<h1>(.*?)</h1>", head)[0]
     assert report.document.headline == title
-    assert sentences.finding(report.values) in page_text(report)
     markdown = read_report_file(report, "report.md")
     assert markdown.splitlines()[0] == f"# {title}"
     assert re.findall(r"^\| (best|baseline|other); ", markdown, re.MULTILINE)[:3] == ["best", "baseline", "other"]
 
 
-def scripts(page: str) -> list[str]:
-    """Return the content of the page's scripts."""
-    return re.findall(r"<script\b[^>]*>(.*?)</script>", page, re.DOTALL | re.IGNORECASE)
-
-
-def test_the_page_refers_to_nothing_outside_itself_allows_only_its_own_script_and_is_well_formed(exact):
+def test_the_page_has_no_script_refers_to_nothing_outside_itself_and_is_well_formed(exact):
     page = read_report_file(exact, "index.html")
-    (ours,) = scripts(page)
-    allowed = base64.b64encode(hashlib.sha256(ours.encode()).digest()).decode()
-    policy = html.unescape(re.findall(r'Content-Security-Policy" content="([^"]+)"', page)[0])
-    assert f"script-src 'sha256-{allowed}'" in policy
-    assert policy.startswith("default-src 'none'; ")
+    assert "<script" not in page
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', page)
+    assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     assert not re.search(r"""(?:src|href)="(?!data:|\#)""", page)
     assert "@import" not in page
     assert not re.search(r"url\((?!#)", page)
     assert not re.search(r"<th(?! scope=)[ >]", page)
     levels = [int(level) for level in re.findall(r"<h([1-6])", page)]
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
-    assert 'createElement("button")' not in ours  # Chromium prints it on the first page only
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(ids)
@@ -166,9 +155,7 @@ def test_a_hostile_name_is_text_everywhere(folder):
         warnings.simplefilter("error")  # characters without glyphs in the figures' font must not fail
         report = build(folder, pricing=Pricing(usd_per_gpu_hour=2.0, source=HOSTILE))
     page = read_report_file(report, "index.html")
-    assert len(scripts(page)) == 1
-    assert "alert" not in scripts(page)[0]
-    assert "<img" not in page
+    assert not re.search("<(script|img)", page)
     assert escape_text(device) in page
     texts = {path.name: path.read_text() for path in report.files if path.suffix in (".csv", ".html", ".md", ".svg")}
     assert not [name for name, content in texts.items() if escape_text(content) != content]
@@ -215,8 +202,8 @@ def test_a_run_without_a_single_success_gets_a_report_that_says_so_and_no_figure
         synthetic.rewrite(folder, plan, status=TrialStatus.FAILED, reason="no luck")
     report = build(folder)
     assert report.values.exit_code == 1
-    assert "8 FAILED" in sentences.finding(report.values)
-    assert sentences.finding(report.values) in page_text(report)
+    assert "8 FAILED" in sentences.recommendation(report.values)
+    assert sentences.recommendation(report.values) in page_text(report)
     assert ": 4 FAILED" in page_text(report)
     assert not [path for path in report.files if path.suffix in (".png", ".svg")]
     assert list(figures.iterdir()) == []
@@ -241,7 +228,9 @@ def test_a_price_shows_dollars_with_their_source_everywhere(folder):
     report = build(folder, pricing=Pricing(usd_per_gpu_hour=3.6, source="a list, 2026-01-31"))
     assert report.values.rows[1].cost.usd_per_1000_samples.value == pytest.approx(0.01)
     document = json.loads(read_report_file(report, "summary.json"))
-    assert (document["price"]["usd_per_gpu_hour"], document["price"]["source"]) == (3.6, "a list, 2026-01-31")
+    assert [(price["usd_per_gpu_hour"], price["source"]) for price in document["prices"]] == [
+        (3.6, "a list, 2026-01-31")
+    ]
     for text in (page_text(report), read_report_file(report, "report.md")):
         assert "a list, 2026-01-31" in text
         assert "0.01" in text
@@ -252,7 +241,7 @@ def test_a_price_shows_dollars_with_their_source_everywhere(folder):
     )
     assert float(line["usd_per_1000_samples"]) == pytest.approx(0.01)
     assert line["price_source"] == "a list, 2026-01-31"
-    assert any("price" in caution for caution in sentences.cautions(report.values))
+    assert WarningCode.CPU_PRICE in {warning.code for warning in report.values.warnings}
     assert 'data-label="$3.60 per GPU hour, as set"' in read_report_file(report, "index.html"), (
         "two prices may be equal dollars"
     )
@@ -301,16 +290,3 @@ def test_every_field_of_summary_json_is_documented(folder):
     documented_names = set(re.findall(r"`([a-z_0-9]+)`", (ROOT / "reports" / "README.md").read_text()))
     fields = set(document) | set(document["configurations"][0]) | set(document["failures"][0]) | set(document["run"])
     assert fields <= documented_names
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_a_run_of_thousands_is_still_a_page_and_says_what_it_leaves_out(folder):
-    trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 602))
-    run = synthetic.write_run(folder, synthetic.record(trials, workers=1, spread="shard"))
-    for plan in run.planned[:210]:
-        failed = {"status": TrialStatus.FAILED, "reason": "no luck", "log_tail": ["x" * 200]}
-        synthetic.rewrite(folder, plan, worker="worker-1", **failed)
-    report = build(folder)
-    text = page_text(report)
-    assert re.findall(r"(\d+) \S+ \S+ are in summary\.json", text) == ["201", "10"]
-    assert report.index.stat().st_size < 2_000_000

@@ -10,7 +10,7 @@ import pytest
 from bench.records.bootstrap import Interval
 from bench.records.result import Measurement
 from bench.records.status import TrialStatus
-from reports.document import Cell, Table
+from reports.document import MAX_ROWS, Cell, Table
 from reports.output.write_report import build
 from reports.read import measurements
 from reports.read.run_folder import load
@@ -160,19 +160,17 @@ def test_several_workers_give_their_median_and_their_range_and_a_failed_trial_is
 
 @pytest.mark.usefixtures("without_figures")
 def test_more_rows_than_a_page_holds_are_counted_and_all_in_the_csv(folder):
-    load_measured(folder, *(synthetic.measurement("x_sec", 1.0, a=number) for number in range(tables.MAX_ROWS + 7)))
+    load_measured(folder, *(synthetic.measurement("x_sec", 1.0, a=number) for number in range(MAX_ROWS + 7)))
     made = build(folder)
     assert "7 more rows are in measurements.csv" in page_text(made)
-    assert len(read_report_file(made, "measurements.csv").splitlines()) == 1 + tables.MAX_ROWS + 7
+    assert len(read_report_file(made, "measurements.csv").splitlines()) == 1 + MAX_ROWS + 7
 
 
 def test_a_run_of_only_hardware_trials_has_a_report_of_its_measurements(folder):
     run_of(folder, synthetic.other_kinds()[0])
     made = build(folder)
     assert (made.values.exit_code, made.values.rows, made.values.others[0].succeeded) == (0, (), 1)
-    assert re.match(
-        r"Measured hardware \(matmul .*98\.3 TFLOP/s\) on 1 worker .*CPU, profile tiny", sentences.finding(made.values)
-    )
+    assert re.match(r"Measured hardware on 1 worker .*CPU, profile tiny", sentences.recommendation(made.values))
     page = page_text(made)
     assert "1 of 1 succeeded" in page
     assert "20 % of the chip's peak" in page
@@ -185,11 +183,8 @@ def test_other_kinds_are_in_no_training_table_figure_finding_or_ratio(folder):
     both = run_of(folder, *synthetic.quick(), *synthetic.other_kinds())
     made = build(folder)
     assert [row.label for row in made.values.rows] == ["baseline", "optimized"]
-    assert sentences.finding(made.values).startswith("optimized processed")
     assert [other.kind for other in made.values.others] == ["hardware", "loading", "inference", "distributed"]
-    document = json.loads(read_report_file(made, "summary.json"))
-    assert set(document["measurements"]) == {"hardware", "loading", "inference", "distributed"}
-    assert document["counts"]["SUCCEEDED"] == len(both.planned)
+    assert json.loads(read_report_file(made, "summary.json"))["counts"]["SUCCEEDED"] == len(both.planned)
     assert "ddp-2" not in re.sub(r"<[^>]+>", " ", read_report_file(made, "figures/02_training_performance.svg"))
 
 
@@ -198,7 +193,9 @@ def test_if_training_failed_the_rest_is_still_reported(folder):
     run = run_of(folder, synthetic.trial(), synthetic.other_kinds()[0])
     synthetic.rewrite(folder, run.planned[0], status=TrialStatus.FAILED, reason="no luck")
     made = build(folder)
-    assert re.match(r"No training trial succeeded \(1 FAILED\).* Measured hardware", sentences.finding(made.values))
+    assert re.match(
+        r"No training trial succeeded \(1 FAILED\).* Measured hardware", sentences.recommendation(made.values)
+    )
     assert made.values.exit_code == 1
 
 
@@ -238,5 +235,5 @@ def test_hostile_contexts_names_and_notes_are_text_everywhere(folder):
     ]
     load_measured(folder, *values, flags=[HOSTILE])
     made = build(folder)
-    assert read_report_file(made, "index.html").count("<script") == 1  # the page's own, which sorts tables
+    assert "<script" not in read_report_file(made, "index.html")
     assert "'@sum" in check_hostile_is_text(made, "measurements.csv")

@@ -1,4 +1,4 @@
-"""Statistics of one process: its interval holds the true median; outliers are counted."""
+"""Statistics of one process: its interval holds the true median."""
 
 import math
 from dataclasses import replace
@@ -55,7 +55,7 @@ def test_processes_of_different_lengths_keep_their_order_and_numbers():
 def test_a_single_step_has_no_interval_and_equal_steps_one_of_no_width(times, half):
     (described,) = describe([process(times)])
     assert described.half_width(elapsed=False) == half
-    assert (described.step_time_sec, described.standard_error, described.outliers) == (times[0], 0.0, 0)
+    assert (described.step_time_sec, described.standard_error) == (times[0], 0.0)
 
 
 @pytest.mark.parametrize("slow", [0.02, 0.06])
@@ -66,15 +66,6 @@ def test_the_interval_of_an_elapsed_rate_holds_the_rate_of_stragglers(slow):
     errors = [math.log(4 / each.elapsed_samples_per_sec) - truth for each in described]
     held = [abs(error) <= each.half_width(elapsed=True) for error, each in zip(errors, described, strict=True)]
     assert np.mean(held) >= 0.93  # 84 % and 48 % without a step that was missed
-
-
-def test_slow_steps_are_counted_as_outliers_and_ordinary_ones_are_not():
-    random = np.random.default_rng(3)
-    times = 0.2 * np.exp(random.normal(0, 0.01, 40))
-    assert describe([process(times)])[0].outliers == 0
-    times[[5, 17]] *= 1.4
-    times[30] /= 1.4
-    assert describe([process(times)])[0].outliers == 3
 
 
 def test_autocorrelation_reduces_the_effective_number_of_steps():

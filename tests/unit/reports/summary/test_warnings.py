@@ -155,7 +155,7 @@ def test_a_failed_baseline_and_a_slow_worker_are_a_warning(tmp_path):
 
 def test_every_warning_has_a_sentence(a10):
     assert set(sentences._WARNINGS) == set(WarningCode)
-    assert json.loads(data_files.summary_json(*a10))["warnings"] == []
+    assert json.loads(data_files.summary_json(a10[0]))["warnings"] == []
 
 
 def test_a_drift_that_was_taken_off_is_said_with_its_interval_where_it_is_notable():
