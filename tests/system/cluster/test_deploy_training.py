@@ -1,12 +1,14 @@
 """Tests of `inv train` over pods: a training that Kubernetes runs without the operator, until its adapter is collected.
 
 Real kubectl, the tests' own cluster with a hosts file for its DNS, the pods' command; steps compute nothing
-(tests/support/hosts/fake_worker_finetune.py), and the adapter is the sum of the numbers of its steps. Not covered: the
-controllers of JobSet and Kueue, GPUs.
+(tests/support/hosts/fake_worker_finetune.py), the adapter is the sum of the numbers of its steps, and the GPUs' driver
+is a fake. Not covered: the controllers of JobSet and Kueue, GPUs.
 """
 
 import contextlib
 import json
+import re
+import shlex
 import shutil
 import signal
 import sys
@@ -23,28 +25,43 @@ from tests.support.forked import ForkServer
 from tests.support.hosts.fake_worker_finetune import install_fake_finetune
 from tests.support.inv_pods import LOOPBACK, make_workspace
 from tests.support.kubernetes import Cluster
+from tests.support.pods import EVICTION_SCALE
 from tests.support.thorough import only_thorough
 from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operator
 
 # On a busy machine its waits take longer than those of any other test.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 VOLUME = {"handle": "ocid1.filesystem:10.0.0.1:/export"}
-PODS, STEPS = 2, 40
-WAIT_SEC, SILENCE_SEC = 200.0, 20.0
+PODS, STEPS, OTHER_NODE = 2, 40, "node-2"
+WAIT_SEC, SILENCE_SEC = 200.0, 18.0  # longer than the operator's silence limit
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the content of the image: bench/, whose fine-tunings compute nothing."""
-    return make_workspace(tmp_path_factory)
+    """Make the content of the image: bench/ without computation, and a fake driver with a switch for each node."""
+    folder = make_workspace(tmp_path_factory)
+    driver = (ROOT / "tests" / "support" / "fakes" / "pynvml.py").read_text()
+    switch = 'os.environ.get("FAKE_NVML_SWITCH", "")'
+    assert switch in driver
+    (folder / "pynvml.py").write_text(driver.replace(switch, f'{switch} + os.environ.get("QLORA_FLEET_NODE_NAME", "")'))
+    (folder / "sick").mkdir()
+    return folder
 
 
 @pytest.fixture(scope="module")
 def training_cluster(tiny_model: Path, tiny_data: Path, workspace: Path) -> Iterator[Cluster]:
-    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    image = {"PATH": path, "PYTHONPATH": str(workspace), **LOOPBACK}
+    """Provide a cluster of two nodes with a GPU, and a spare node without one until `add_gpu`."""
+    image = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "PYTHONPATH": str(workspace),
+        "FAKE_NVML": json.dumps([{}]),
+        "FAKE_NVML_SWITCH": f"{workspace}/sick/",
+        **LOOPBACK,
+    }
     folders = (tiny_model.parent, tiny_data.parent, workspace)
-    with Cluster(nodes=PODS, image_paths=folders, image_environment=image) as cluster:
+    with Cluster(
+        nodes=PODS + 1, image_paths=folders, image_environment=image, toleration_scale=EVICTION_SCALE
+    ) as cluster:
         cluster.patience_sec = WAIT_SEC
         yield cluster
 
@@ -65,6 +82,7 @@ def trainer(
         "data": {"path": str(tiny_data)},
         "train": {"max_steps": STEPS, "max_seq_len": 256},
     }
+    training_cluster.faults.set_gpus(OTHER_NODE, 0)
     hold = install_fake_finetune(workspace)
     yield operator
     hold.unlink(missing_ok=True)
@@ -108,6 +126,11 @@ def running_pod(operator: Operator, index: int) -> str:
     return names()[0]
 
 
+def node_of(operator: Operator, pod: str) -> str:
+    (node,) = (each["spec"]["nodeName"] for each in operator.objects("pods") if each["metadata"]["name"] == pod)
+    return str(node)
+
+
 def conditions(operator: Operator) -> dict[str, str]:
     (job,) = operator.objects("jobs.batch")
     return {condition["type"]: condition["status"] for condition in job.get("status", {}).get("conditions", [])}
@@ -135,11 +158,11 @@ def submit_and_leave(trainer: Operator, *arguments: str) -> str:
     return newest_run(trainer)
 
 
-def finish(process: Popen[str]) -> str:
+def finish(process: Popen[str], code: int = 0) -> str:
     """Wait for the end of a training that is followed."""
     out, err = process.communicate(timeout=2 * WAIT_SEC)
-    assert process.returncode == 0, out + err
-    return out
+    assert process.returncode == code, out + err
+    return out + err
 
 
 def newest_run(trainer: Operator) -> str:
@@ -161,7 +184,7 @@ def test_an_impossible_training_is_refused_before_any_change(trainer: Operator) 
     assert list(trainer.results.glob("*-train*")) == []
 
 
-def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_and_collected(
+def test_a_training_without_an_operator_survives_a_lost_pod_and_node_is_cancelled_resumed_and_collected(
     trainer: Operator, workspace: Path, tmp_path: Path
 ) -> None:
     faults, hold = trainer.cluster.faults, install_fake_finetune(workspace)
@@ -178,8 +201,13 @@ def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_
     output = trainer.inv("monitor", f"--run={run_id}")
     assert f"{run_id}: train " in output
     assert "1 restart" in output
-    faults.delete_pod(running_pod(trainer, 0), trainer.namespace, grace=0)
+    faults.set_gpus(OTHER_NODE, 1)
+    first = running_pod(trainer, 0)
+    node = node_of(trainer, first)
+    faults.lose_node(node)
     volume.wait_for_attempt(3)
+    assert first in [pod["metadata"]["name"] for pod in trainer.objects("pods")], "the lost pod is still listed"
+    faults.restore_node(node)
     volume.continue_until(15)
     assert "still training" in trainer.inv("teardown", "--yes", code=4)
     operator = trainer.start("train", f"--resume={run_id}")
@@ -222,27 +250,49 @@ def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_
     assert trainer.objects("persistentvolumeclaims") == []
 
 
-def test_a_followed_training_outlasts_the_api_server_and_a_silent_node_and_its_adapter_comes_home(
+def test_a_followed_training_outlasts_the_api_server_and_a_silent_node_but_not_a_sick_gpu(
     trainer: Operator, workspace: Path
 ) -> None:
     cluster, hold = trainer.cluster, install_fake_finetune(workspace)
     trainer.set_cluster(volume=VOLUME)
     operator = submit(trainer)
-    volume = Volume(trainer, newest_run(trainer), hold)
+    run_id = newest_run(trainer)
+    volume = Volume(trainer, run_id, hold)
     volume.continue_until(5)
     cluster.wait_until(lambda: events(trainer, "started"), "the operator to follow")
-    node = next(pod for pod in trainer.objects("pods") if pod["metadata"]["name"] == running_pod(trainer, 0))
     cluster.faults.stop_server()
     volume.continue_until(10)
-    time.sleep(SILENCE_SEC)
     cluster.faults.start_server()
-    cluster.faults.silence_node(node["spec"]["nodeName"])
+    node = node_of(trainer, running_pod(trainer, 0))
+    cluster.faults.silence_node(node)
     time.sleep(SILENCE_SEC)
-    cluster.faults.restore_node(node["spec"]["nodeName"])
-    hold.unlink()
-    assert "verified" in finish(operator)
+    cluster.faults.restore_node(node)
+    volume.continue_until(15)
     assert [event["attempt"] for event in events(trainer, "started")] == [1]
-    assert [event["end"] for event in events(trainer, "ended")] == ["SUCCEEDED"]
+
+    node = node_of(trainer, running_pod(trainer, 1))
+    (workspace / "sick" / node).write_text(json.dumps({"xids": [79]}))
+    output = finish(operator, code=3)
+    assert f"`kubectl cordon {node}`" in output
+    assert f"`inv train --resume={run_id}`" in output
+    cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the Job to end")
+    (job,) = trainer.objects("jobs.batch")
+    assert "failed" not in job["status"], "no pod was started again"
+    assert "LOST" in trainer.inv("status")
+    (end,) = events(trainer, "ended")
+    assert (end["end"], end["reason_code"]) == ("LOST", "gpu_fault"), output
+    assert f"node {node}" in end["reason"]
+    assert "XID 79" in end["reason"]
+    (command,) = re.findall(r"`kubectl ([^`]+)`", end["reason"])
+    cluster.output(*shlex.split(command))
+    cluster.faults.set_gpus(OTHER_NODE, 1)
+    hold.unlink()
+    try:
+        assert "verified" in trainer.inv("train", f"--resume={run_id}")
+    finally:
+        cluster.output("uncordon", node)
+        (workspace / "sick" / node).unlink()
+    assert [event["end"] for event in events(trainer, "ended")] == ["LOST", "SUCCEEDED"]
 
 
 def test_one_pod_without_a_volume_keeps_its_adapter_until_it_is_collected(trainer: Operator, workspace: Path) -> None:
