@@ -11,12 +11,11 @@ SCORE_METHODS = ("exact", "contains", "json")
 SCORE_SUFFIX = ".py"  # ends a score file's name
 
 
-def check_score(score: str | None, best_by: str, *, is_scorable: bool) -> None:
-    """Check the settings of a training's score against each other. Raises FieldError.
+def check_score(score: str | None, *, is_scorable: bool) -> None:
+    """Check the method of a training's score. Raises FieldError.
 
     `is_scorable`: data are held out, and the answers in them are marked.
     """
-    expect(score is not None or best_by == "loss", "best_by", "loss if score is null")
     is_known = score is None or score in SCORE_METHODS or score.endswith(SCORE_SUFFIX)
     expect(is_known, "score", f"{', '.join(SCORE_METHODS)} or a Python file (*{SCORE_SUFFIX}), found {score!r}")
     expect(score is None or is_scorable, "score", "null without held-out data, and if label_mask is not assistant")

@@ -26,7 +26,6 @@ MAX_SKIPPED_SHARE = 0.01  # share of a file's lines; more bad lines are a fault 
 MAX_WEIGHT = 100.0
 SCHEDULES = ("constant", "linear", "cosine")
 GRADIENT_DTYPES = ("fp32", "bf16")
-BEST_BY = ("loss", "score")
 # Settings that limit a training's hours, with the cause of its end.
 BUDGET_LIMIT = "train.budget_usd"
 LIMITS = {"train.max_hours": ReasonCode.MAX_HOURS, BUDGET_LIMIT: ReasonCode.BUDGET_USD}
@@ -248,8 +247,7 @@ class Training:
     and earlier ones; `limited_by` is the setting behind it.
 
     `score` names how answers to held-out prompts are compared with the data's own answers, before and after the
-    training (`bench.workloads.finetune.score`): one of SCORE_METHODS, or a Python file. With `best_by` "score" they are
-    scored at each evaluation, and the score decides in place of the loss.
+    training (`bench.workloads.finetune.score`): one of SCORE_METHODS, or a Python file.
 
     `input_digests`: the planned sha256 of the model and of each data file, by path; an attempt with other inputs is
     rejected. Empty if no worker has read them.
@@ -307,9 +305,6 @@ class Training:
         expected="a name or a file's path",
     )
     score_rows: int = setting(200, "held-out prompts that are scored", ge=1, le=10_000)
-    best_by: str = setting(
-        "loss", "what selects the best adapter and stops early: the held-out loss, or the score", choices=BEST_BY
-    )
     init_adapter: str | None = setting(
         None,
         "adapter to begin from: a run of `inv train`, or a local folder of peft; null: a new adapter",
@@ -327,8 +322,7 @@ class Training:
         expect(held_out or not self.evaluate_every, "evaluate_every", "0 if no data is held out for validation")
         expect(held_out or not self.patience, "patience", "0 if no data is held out for validation")
         expect(bool(self.evaluate_every) or not self.patience, "patience", "0 if evaluate_every is 0")
-        is_scorable = held_out and self.data.labels == "assistant"
-        check_score(self.score, self.best_by, is_scorable=is_scorable)
+        check_score(self.score, is_scorable=held_out and self.data.labels == "assistant")
 
     def with_derived(self, derived: DerivedSettings) -> Training:
         """Return the settings with their derived values; the others stay."""
@@ -358,9 +352,8 @@ class TrainedSteps:
 class Evaluation:
     """Held-out loss per target token after `step` steps, with its 95 % interval over `rows` examples.
 
-    A single example has no interval. `is_best`: the lowest so far, except step 0; with `best_by` "score" the highest
-    score. `change` is the paired difference to step 0 over the same examples, with its own interval; None at step 0.
-    `score` is the mean over the scored rows, None if it was not measured.
+    A single example has no interval. `is_best`: the lowest so far, except step 0. `change` is the paired difference to
+    step 0 over the same examples, with its own interval; None at step 0.
     """
 
     step: int
@@ -373,9 +366,6 @@ class Evaluation:
     change: float | None = None
     change_low: float | None = None
     change_high: float | None = None
-    score: float | None = None
-    score_low: float | None = None
-    score_high: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,8 +387,8 @@ class TrainingRecord(Checksummed):
 
     `status` is a TrialStatus; `stop` is the reason for the last step: finished, early, max_hours (one of the
     `LIMITS` was reached), or empty if stopped otherwise (`reason`). `checkpoints` are the steps of those written.
-    `adapter_step` is the step of the saved adapter: the best by held-out loss or score, or the last. `data` has no
-    example previews. Shares of communication are of a step's time. `score` is None without train.score, `time` if no
+    `adapter_step` is the step of the saved adapter: the best by held-out loss, or the last. `data` has no example
+    previews. The share of communication is of a step's time. `score` is None without train.score, `time` if no
     rank has trained. `init_adapter_sha256` is that of the adapter at step 0, None for a new one. `end_ids` are the
     tokens that end the data's answers. `derived` are the settings that the attempt derived from the data.
     """
@@ -422,7 +412,6 @@ class TrainingRecord(Checksummed):
     adapter_step: int | None
     adapter_sha256: str | None
     adapter_files: dict[str, int]
-    communication_predicted_percent: float | None
     communication_measured_percent: float | None
     peak_vram_bytes: int | None
     peak_rss_bytes: int | None

@@ -60,7 +60,7 @@ _MAX_NAME_LENGTH = 200
 Setting = str | int | float | bool
 _MAX_TIME = 4_102_444_800.0  # the end of 2099, which both formats can store
 
-_EVALUATION_VALUES = ("loss", "low", "high", "score", "score_low", "score_high")
+_EVALUATION_VALUES = ("loss", "low", "high")
 
 
 @dataclass(frozen=True, kw_only=True)

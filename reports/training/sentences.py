@@ -188,8 +188,6 @@ def _lines(training: TrainingReport) -> Iterator[tuple[str, str | None]]:
 
 def _loss(evaluation: Evaluation, best: Evaluation | None) -> str:
     mark = ", the lowest" if evaluation is best else ""
-    if evaluation.score is not None:
-        mark = f"; score {evaluation.score * 100:.0f} %{', the highest' if evaluation is best else ''}"
     loss = f"{evaluation.loss:.4f} {formatting.span(evaluation.low, evaluation.high, 4)}".rstrip()
     return f"{loss} over {formatting.count(evaluation.rows, 'example')}{mark}"
 
@@ -216,7 +214,6 @@ def predicted_and_actual(training: TrainingReport) -> list[tuple[str, str, str]]
     """Return rows of name, predicted value, actual value, of what was both predicted and measured."""
     record, plan, sec = training.record, training.forecast, training.steps_sec
     total = attempts.total_sec(training.attempts, time.time()) if training.attempts else None
-    communication = plan.get("communication_percent") or record.communication_predicted_percent
     usd_per_sec = None if training.price is None else training.price * record.world_size / 3600.0
 
     def part(seconds: float) -> str:
@@ -230,7 +227,7 @@ def predicted_and_actual(training: TrainingReport) -> list[tuple[str, str, str]]
         ("whole time", plan.get("total_sec"), total, formatting.duration),
         ("dollars", plan.get("usd"), training.usd, formatting.dollars),
         ("peak GPU memory", plan.get("peak_bytes"), record.peak_vram_bytes, lambda count: format_gib(count, 2)),
-        ("communication", communication, record.communication_measured_percent, "{:.1f} %".format),
+        ("communication", plan.get("communication_percent"), record.communication_measured_percent, "{:.1f} %".format),
     )
     return [
         (name, show(predicted), show(actual))

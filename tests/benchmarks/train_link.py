@@ -1,4 +1,4 @@
-"""Two ranks of a training over a link of 10 and of 1 Gb/s: the share of communication, predicted and measured.
+"""Two ranks of a training over a link of 10 and of 1 Gb/s: the share of communication.
 
 `python -m tests.benchmarks.train_link [--steps 20] [--rows 4,16] [--rounds 3]`, as root. Two network namespaces, a rank
 in each, and a cable whose both ends the kernel shapes (tc, a token bucket). The model is small and its adapters are
@@ -124,13 +124,11 @@ def on_gpus(arguments: argparse.Namespace) -> list[Figure]:
                 record = run(rows * ranks, gradients=gradients, ranks=ranks)
                 key = f"{ranks} GPUs, {rate}, {targets}, {gradients}, {rows} rows each"
                 add_result(key, record)
-                predicted, measured = communication(record)
                 efficiency = [each / ranks / speed(single) for each in speeds(record)]
                 figures.append(
                     Figure(
                         name=key,
-                        value=f"{speed(record):,.0f} tokens/s, communication {predicted:.1f} % predicted, "
-                        f"{measured:.1f} % measured",
+                        value=f"{speed(record):,.0f} tokens/s, communication {communication(record):.1f} %",
                         ratio=spread(summarize(efficiency), f"of {ranks} GPUs apart"),
                         goal=">= 0.97" if rate == "direct" else ">= 0.96 at 10 Gb/s",
                     )
@@ -171,7 +169,6 @@ def summary(record: TrainingRecord) -> dict[str, Any]:
         "tokens_per_sec": speed(record),
         "step_time_sec": list(record.steps.step_time_sec),
         "loss": list(record.steps.loss),
-        "predicted_percent": record.communication_predicted_percent,
         "measured_percent": record.communication_measured_percent,
     }
 
@@ -189,7 +186,7 @@ class Runs:
     def figures(self, rows: int, rounds: int) -> list[Figure]:
         apart: list[float] = []
         ratios: dict[tuple[str, str], list[float]] = {case: [] for case in CASES}
-        shares: dict[tuple[str, str], list[tuple[float, ...]]] = {case: [] for case in CASES}
+        shares: dict[tuple[str, str], list[float]] = {case: [] for case in CASES}
         for _ in range(rounds):
             single_rank = self.apart(rows, 1)
             apart.append(self.apart(rows, 2) / single_rank)
@@ -202,13 +199,11 @@ class Runs:
         )
         return [first, *(self.figure(rows, case, shares[case], ratios[case]) for case in CASES)]
 
-    def figure(
-        self, rows: int, case: tuple[str, str], shares: Sequence[tuple[float, ...]], ratios: list[float]
-    ) -> Figure:
-        (rate, gradients), (predicted, measured) = case, map(statistics.median, zip(*shares, strict=True))
+    def figure(self, rows: int, case: tuple[str, str], shares: Sequence[float], ratios: list[float]) -> Figure:
+        rate, gradients = case
         return Figure(
             name=f"2 ranks, {rate[:-4]} Gb/s, {gradients}, {rows} rows a step",
-            value=f"communication {predicted:.1f} % predicted, {measured:.1f} % measured",
+            value=f"communication {statistics.median(shares):.1f} %",
             ratio=of_one(ratios),
             goal=">= 1.8x where arithmetic allows" if case == ("1gbit", "bf16") else "-",
         )
@@ -343,12 +338,10 @@ def of_one(ratios: list[float]) -> str:
     return spread(summarize(ratios), "x of one rank")
 
 
-def communication(record: TrainingRecord) -> tuple[float, float]:
-    """Return the percentage of a step: predicted, measured."""
-    predicted, measured = record.communication_predicted_percent, record.communication_measured_percent
-    assert predicted is not None
-    assert measured is not None
-    return predicted, measured
+def communication(record: TrainingRecord) -> float:
+    """Return the percentage of a step."""
+    assert record.communication_measured_percent is not None
+    return record.communication_measured_percent
 
 
 def speed(record: TrainingRecord) -> float:

@@ -73,14 +73,9 @@ def test_an_nf4_model_with_adapters_gives_the_same_bits_again(tiny_model, make_t
 
 
 @pytest.mark.parametrize("recipe", ["fast", "stock"])
-def test_a_training_is_scored_between_its_steps(tiny_model, tmp_path, recipe):
+def test_a_training_is_scored_before_and_after_its_steps(tiny_model, tmp_path, recipe):
     modules = torch_stack.load()
-    settings = {
-        "score": "contains",
-        "best_by": "score",
-        "evaluate_every": 1,
-        "max_steps": 3,
-    }
+    settings = {"score": "contains", "evaluate_every": 1, "max_steps": 3}
     trial = tiny_training.plan(
         tiny_model, tiny_training.make_data(tmp_path / "chats.jsonl"), training=settings, recipe=recipe
     )
@@ -89,8 +84,6 @@ def test_a_training_is_scored_between_its_steps(tiny_model, tmp_path, recipe):
     trainer = lab.trainer(tmp_path)
     trainer.restore(None)
     assert trainer.run() == "finished"
-    step, adapter = trainer.adapter()
-    trainer.set_adapter(adapter)
-    result = trainer.score_adapter(step)
-    assert result.failure is None
-    assert [evaluation.score is not None for evaluation in trainer.state.evaluations] == [True] * 4
+    trainer.set_adapter(trainer.adapter()[1])
+    result = trainer.scorer.compare()
+    assert (result.failure, len(result.measures), len(trainer.state.evaluations)) == (None, 1, 4)

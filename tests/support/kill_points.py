@@ -219,7 +219,7 @@ def main(argv: list[str]) -> int:
         folder = tiny_training.make_folder(modules, here / "models" / "tiny--tiny", layers=1)
         data = tiny_training.make_data(here / "chats.jsonl", lines=24)
         (here / "digit.py").write_text(SCORE_FILE, encoding="utf-8")
-        settings = {"rows_per_step": 2, "score": str(here / "digit.py"), "best_by": "score"}
+        settings = {"rows_per_step": 2, "score": str(here / "digit.py")}
         trial = tiny_training.plan(folder, data, training=settings)
         lab = Lab.create(modules, trial).load_inputs()
 

@@ -38,7 +38,7 @@ def held_save(manager, state, history, *, wait=False):
 
 CheckpointManager.save = held_save
 """
-SCORE_FILE = "score.json"  # the evaluations' scores, and those before and after
+SCORE_FILE = "score.json"  # the scores before and after
 
 
 def make_folder(
@@ -157,13 +157,11 @@ class Lab:
         trainer.restore(resume.find_checkpoint(checkpoints, self.identity, lambda _: None))
         stop = trainer.run()
         if stop in ("finished", "early"):
-            step, adapter = trainer.adapter()
+            _, adapter = trainer.adapter()
             checkpoint_manager.write_adapter(folder, adapter, trainer.weights, Path(self.trial.model))
             trainer.set_adapter(adapter)
-            score = trainer.score_adapter(step)
-            scores = [evaluation.score for evaluation in trainer.state.evaluations]
-            if score is not None:
-                scores += [*score.before, *score.after]
+            score = None if trainer.scorer is None else trainer.scorer.compare()
+            scores = [] if score is None else [*score.before, *score.after]
             (folder / SCORE_FILE).write_text(json.dumps(scores))
         return stop
 

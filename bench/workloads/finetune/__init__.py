@@ -10,7 +10,6 @@ answers: greedy answers in batches
 score: scores of answers against the data's own
 score_program: the process of a user's score file or pattern
 scoring: answers and scores of a training, before and after, on all ranks
-rehearsal: the heaviest row and the exchange of its gradients, before the first step
 steps: one optimizer step over a global batch, divided among any number of ranks and micro-batches
 checkpoint: checkpoint folders with a manifest of checksums
 checkpoint_manager: checkpoints written by a thread during the training; the final adapter

@@ -133,10 +133,7 @@ class TrainingLog:
             record.publish_progress()
         if "score" in line:
             self._log_score(schema.from_json(TrainingScore, line["score"]))
-        for name in (
-            *("adapter", "score", "time"),
-            *("communication_predicted_percent", "communication_measured_percent"),
-        ):
+        for name in ("adapter", "score", "time", "communication_measured_percent"):
             if line.get(name) is not None:
                 self._reported[name] = line[name]
 
@@ -211,7 +208,6 @@ class TrainingLog:
             chat_template_sha256=_template_digest(record.trial),
             end_ids=self._end_ids,
             derived=self._derived,
-            communication_predicted_percent=reported.get("communication_predicted_percent"),
             communication_measured_percent=reported.get("communication_measured_percent"),
             peak_vram_bytes=record.peak_vram_bytes,
             peak_rss_bytes=record.peak_rss_bytes or peak_rss_bytes(),

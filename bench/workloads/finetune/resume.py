@@ -24,7 +24,6 @@ from bench.records.training import BUDGET_LIMIT, Restart, Training
 from bench.records.units import format_mib
 from bench.workloads.finetune import checkpoint
 from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Identity, State
-from bench.workloads.finetune.score import Scoring
 
 # Settings that may change between attempts: they affect neither a step's result nor the choice of the final adapter.
 MUTABLE_SETTINGS = {
@@ -33,18 +32,15 @@ MUTABLE_SETTINGS = {
     *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers"),
     *("training.data", "training.checkpoint_sec", "training.keep_checkpoints", "training.max_hours"),
     *("training.limited_by", "training.input_digests", "training.init_adapter", "derive"),
+    *("training.score", "training.score_rows"),
 }
-SCORE_SETTINGS = {"training.score", "training.score_rows", "training.best_by"}
 # Not mutable in the recipe `fast`: a recomputed layer starts from its input in bf16, so its gradients differ.
 RECOMPUTATION_SETTINGS = {"gradient_checkpointing", "checkpoint_every"}
 
 
 def identify(trial: Trial, model: str, data: str) -> Identity:
     """Return the identity of a training over a model and data with these digests."""
-    training, settings = trial.training, settings_of(trial)
-    if "training.score" in settings and training is not None and (scoring := Scoring.load(training)) is not None:
-        settings["training.score"] = [scoring.method, scoring.sha256]
-    return Identity(model=model, data=data, code=code_digest(), settings=settings)
+    return Identity(model=model, data=data, code=code_digest(), settings=settings_of(trial))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +62,6 @@ def settings_of(trial: Trial) -> dict[str, Any]:
     flat = {**document, **{f"training.{key}": value for key, value in document.pop("training").items()}}
     flat.pop("training", None)
     mutable = MUTABLE_SETTINGS - RECOMPUTATION_SETTINGS if trial.recipe == "fast" else MUTABLE_SETTINGS
-    if flat.get("training.best_by") == "loss":  # then no score has an effect on the adapter
-        mutable = mutable | SCORE_SETTINGS
     return {key: value for key, value in flat.items() if key not in mutable}
 
 

@@ -187,11 +187,10 @@ class TrainingScorer:
             self._context.report(log=f"score: {problem}", flag=f"score: {problem}")
         return result
 
-    def compare(self, after: ScoredAnswers | None) -> TrainingScore:
-        """Compare the base with the present weights, whose score is `after` if known. Raises StopRequested."""
+    def compare(self) -> TrainingScore:
+        """Compare the base with the present weights. Raises StopRequested."""
         start = time.monotonic()
-        before = self.score_base()
-        after = after or self.measure()
+        before, after = self.score_base(), self.measure()
         failure = after.failure or before.failure
         rows = []
         if failure is None:

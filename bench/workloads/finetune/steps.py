@@ -259,22 +259,13 @@ def deterministic(torch: Any, recipe: str) -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def least_waits(ranks: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Return each step's (waited, whole) seconds of the rank that waited least.
+def waited_percent(ranks: Sequence[Sequence[tuple[float, float]]]) -> float:
+    """Return the share of the median step spent waiting, from each rank's (waited, whole) seconds of each step.
 
-    It was the last one to compute, so it waited for the exchange only; the others waited for it, too.
+    The rank that waits least in a step was the last one to compute, so it waited for the exchange only; the others
+    waited for it, too. Medians, because the first steps wait for another rank's compilation and capture.
     """
-    return [min(step) for step in zip(*ranks, strict=True)]
-
-
-def waited_percent(steps: Sequence[tuple[float, float]]) -> float:
-    """Return the share of the median step spent waiting, from (waited, whole) seconds; 0 without steps.
-
-    Medians, because the first steps wait for another rank's compilation and capture.
-    """
-    if not steps:
-        return 0.0
-    waited, whole = zip(*steps, strict=True)
+    waited, whole = zip(*map(min, zip(*ranks, strict=True)), strict=True)
     return 100.0 * float(statistics.median(waited)) / float(statistics.median(whole))
 
 

@@ -19,9 +19,6 @@ from bench import torch_stack
 from bench.harness.termination import NonFiniteLoss
 from bench.qlora.step import TrainingStep
 from bench.records import Trial, schema
-from bench.records.score import TrainingScore
-from bench.records.training import Evaluation
-from bench.records.units import format_mb
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.answers import AnswerGenerator
 from bench.workloads.finetune.checkpoint import History, Identity, State
@@ -32,22 +29,15 @@ from bench.workloads.finetune.checkpoint_manager import (
     load_init_adapter,
     write_adapter,
 )
-from bench.workloads.finetune.rehearsal import (
-    COMMUNICATION_GOAL_PERCENT,
-    predict_communication,
-    rehearse_exchange,
-    rehearse_row,
-)
 from bench.workloads.finetune.resume import ResumePoint, check_free_space, max_training_sec
 from bench.workloads.finetune.score import Scoring
-from bench.workloads.finetune.scoring import ScoreContext, ScoredAnswers, StopRequested, TrainingScorer
+from bench.workloads.finetune.scoring import ScoreContext, StopRequested, TrainingScorer
 from bench.workloads.finetune.steps import (
     GlobalStep,
     Gradients,
     StepRow,
     deterministic,
     learning_rate_factor,
-    least_waits,
     waited_percent,
 )
 from bench.workloads.finetune.training_set import RowCollator, TrainingSet, count_targets
@@ -111,7 +101,6 @@ class Trainer:
         self.checkpoint_manager: CheckpointManager | None = None
         self._last_progress, self._waits = 0.0, list[tuple[float, float]]()
         self._zero_gradient_steps = self._reported_checkpoints = 0
-        self._best_answers: ScoredAnswers | None = None
         self.scorer = self._make_scorer()
         if context.checkpoints is not None:
 
@@ -128,23 +117,16 @@ class Trainer:
     # Before the first step --------------------------------------------------------------------------------------------
 
     def rehearse(self) -> None:
-        """Run the heaviest row once, so that memory runs out here or never, and predict the cost of communication."""
+        """Run the heaviest row until it is captured, and exchange its gradients: memory runs out here or never."""
         examples = [self.training_set.data.training[index] for index in self.training_set.heaviest_row()]
         row = StepRow(index=0, batch=self.collate(examples), targets=count_targets(examples))
-        rehearse_row(self.global_step, row)
-        if self.group.is_single:
-            return
-        send_sec, steps = rehearse_exchange(self.global_step, self.group, row)
-        rows = math.ceil(self.training.rows_per_step / self.group.world_size)
-        percent, enough_rows = predict_communication(steps, rows)
-        message = (
-            f"communication is predicted to take {percent:.1f} % of a step: {format_mb(self.gradients.bytes)} of "
-            f"gradients are exchanged in {send_sec:.3g} s"
-        )
-        if percent > COMMUNICATION_GOAL_PERCENT:
-            rows_per_step = enough_rows * self.group.world_size
-            message += f"; rows_per_step {rows_per_step} would make it {COMMUNICATION_GOAL_PERCENT:g} %"
-        self.context.report(log=message, communication_predicted_percent=percent)
+        for _ in range(1 + self.step.may_capture):
+            self.step.clock.begin()
+            self.step.forward_backward(self.step.inputs(row.batch), 1.0)
+        if not self.group.is_single:  # the first exchange takes memory, too
+            self.global_step.forward_backward(0, [row], row.targets)
+        self.gradients.clear()
+        self.step.synchronize()
 
     def restore(self, resume_point: ResumePoint | None) -> None:
         """Restore rank 0's checkpoint on every rank; None starts from the beginning, or from the planned adapter."""
@@ -187,8 +169,8 @@ class Trainer:
         self._add_time(loading_sec=time.monotonic() - started)
         if not self.state.evaluations and (self.state.step == 0 or self.training_set.data.validation):
             self._evaluate_initial_model()
-        elif self._is_due() and not self._evaluate():  # the last attempt was stopped between step and evaluation
-            return "stopped"
+        elif self._is_due():  # the last attempt was stopped between step and evaluation
+            self._evaluate()
         upcoming = self._upcoming()
         ready = next(upcoming, None)
         while ready is not None and not self._is_early():
@@ -212,18 +194,14 @@ class Trainer:
             if stop_requests or over:
                 self._checkpoint(wait=True)
                 return "stopped" if stop_requests else "max_hours"
-            if self._is_due() and not self._evaluate():
-                self._checkpoint(wait=True)
-                return "stopped"
+            if self._is_due():
+                self._evaluate()
             if time.monotonic() - last_checkpoint >= training.checkpoint_sec and self._checkpoint():
                 last_checkpoint = time.monotonic()
         if self.training_set.data.validation and all(
             evaluation.step != self.state.step for evaluation in self.state.evaluations
         ):
-            is_evaluated = self._evaluate()
-            self._checkpoint(wait=True)
-            if not is_evaluated:
-                return "stopped"
+            self._evaluate()
         self._checkpoint(wait=True)
         self._compare_ranks()
         return "early" if self._is_early() and self.state.step < self.steps else "finished"
@@ -330,11 +308,8 @@ class Trainer:
         ends = self.training_set.end_tokens
         return AnswerGenerator.of_step(self.modules, self.step, self.peft_model, self.tokenizer, ends, on_step=on_step)
 
-    def _evaluate(self) -> bool:
-        """Evaluate the held-out loss after the state's step, on all ranks; with `best_by` "score" score it too.
-
-        Return False if the training was asked to stop during the score: nothing is recorded then.
-        """
+    def _evaluate(self) -> None:
+        """Evaluate the held-out loss after the state's step, on all ranks."""
         start, number, held_out = time.monotonic(), self.state.step, self.training_set.data.validation
 
         def on_progress(row: int) -> None:
@@ -348,17 +323,8 @@ class Trainer:
         if not math.isfinite(result.loss):
             raise NonFiniteLoss(f"the held-out loss is {result.loss} after step {number}")
         self._add_time(evaluation_sec=time.monotonic() - start)
-        answers = None
-        if self.scorer is not None and self.training.best_by == "score":
-            try:
-                answers = self.scorer.measure() if number > 0 else self.scorer.score_base()
-            except StopRequested:
-                if number > 0:
-                    return False
-        if answers is not None and answers.mean is not None:
-            score, low, high = answers.mean
-            result = dataclasses.replace(result, score=score, score_low=low, score_high=high)
-        is_best = number > 0 and self._is_better(result)
+        best = min((evaluation.loss for evaluation in self.state.evaluations if evaluation.is_best), default=math.inf)
+        is_best = number > 0 and result.loss < best
         result = dataclasses.replace(result, is_best=is_best)
         self.state = dataclasses.replace(
             self.state,
@@ -367,20 +333,9 @@ class Trainer:
             best_step=number if is_best else self.state.best_step,
         )
         self.context.report(evaluation=schema.to_json(result))
-        if is_best:
-            self._best_answers = answers
         if is_best and self.checkpoint_manager is not None:
             self.checkpoint_manager.set_best(number)
             self._checkpoint(wait=False)
-        return True
-
-    def _is_better(self, result: Evaluation) -> bool:
-        """Compare an evaluation with the best one so far, by loss or score; one without a score is never the best."""
-        earlier = [evaluation for evaluation in self.state.evaluations if evaluation.is_best]
-        if self.training.best_by == "loss":
-            return result.loss < min((evaluation.loss for evaluation in earlier), default=math.inf)
-        scores = [evaluation.score for evaluation in earlier if evaluation.score is not None]
-        return result.score is not None and result.score > max(scores, default=-math.inf)
 
     def _is_due(self) -> bool:
         """Return True if an evaluation is due after the state's step and has not been done yet."""
@@ -418,12 +373,6 @@ class Trainer:
             folder=self.context.checkpoints,
         )
 
-    def score_adapter(self, adapter_step: int) -> TrainingScore | None:
-        """Compare the scores of the base and of the present weights, on all ranks. Raises StopRequested."""
-        if self.scorer is None:
-            return None
-        return self.scorer.compare(self._best_answers if adapter_step == self.state.best_step else None)
-
     def _add_time(self, **seconds: float) -> None:
         """Add to the state's times, and report them."""
         times = {name: getattr(self.state.time, name) + value for name, value in seconds.items()}
@@ -438,8 +387,8 @@ class Trainer:
 
     def communication_percent(self) -> float | None:
         """Return the share of the median step spent waiting for gradients, by the rank that waits least in each."""
-        waits = least_waits(self.group.gather_objects(self._waits))
-        return None if self.group.is_single or not waits else waited_percent(waits)
+        ranks = self.group.gather_objects(self._waits)
+        return None if self.group.is_single or not self._waits else waited_percent(ranks)
 
     def adapter(self) -> tuple[int, dict[str, Any]]:
         """Return the final adapter's step and tensors: the best adapter, else the last. Rank 0 only."""

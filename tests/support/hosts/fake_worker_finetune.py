@@ -228,7 +228,6 @@ def _write_results(record: Record, total: int, steps: int, stop: str, restarts: 
         adapter_step=steps,
         adapter_sha256=hashlib.sha256((adapter / ADAPTER).read_bytes()).hexdigest(),
         adapter_files={path.name: path.stat().st_size for path in adapter.iterdir()},
-        communication_predicted_percent=None,
         communication_measured_percent=None,
         peak_vram_bytes=None,
         peak_rss_bytes=1 << 30,

@@ -37,8 +37,8 @@ RECORD = TrainingRecord(
         ),
     ],
     checkpoints=[], restarts=[], data=None, adapter_step=2, adapter_sha256="ab" * 32,
-    adapter_files={"adapter_model.safetensors": 2_000_000}, communication_predicted_percent=None,
-    communication_measured_percent=7.0, peak_vram_bytes=3 << 30, peak_rss_bytes=None, seconds=3600.0,
+    adapter_files={"adapter_model.safetensors": 2_000_000}, communication_measured_percent=7.0,
+    peak_vram_bytes=3 << 30, peak_rss_bytes=None, seconds=3600.0,
 )  # fmt: skip
 MEASURE = ScoreMeasure(
     name="score", rows=2, before=0.0, before_low=0.0, before_high=0.8, after=0.75, after_low=0.5, after_high=1.0,

@@ -108,19 +108,7 @@ def test_every_setting_is_either_mutable_or_compared():
     assert {"lora_rank", "seed", "recipe", "optimizer", "training.epochs", "training.schedule"} <= settings.keys()
     document = schema.to_json(trial)
     names = {*document, *(f"training.{name}" for name in document["training"])}
-    assert names - resume.MUTABLE_SETTINGS - settings.keys() == {"training", *resume.SCORE_SETTINGS}
-
-
-def test_the_score_file_that_chooses_the_adapter_must_not_change(tmp_path):
-    path, trial = tmp_path / "my.py", tiny_training.plan(Path("m"), Path("d"))
-    path.write_text("def score(prompt, answer, expected): return 1")
-    training = dataclasses.replace(trial.training, score=str(path), best_by="score")
-    trial = dataclasses.replace(trial, training=training)
-    now = resume.identify(trial, NOW.model, NOW.data)
-    path.write_text("def score(prompt, answer, expected): return 0")
-    changed = resume.identify(trial, NOW.model, NOW.data)
-    (difference,) = resume.differences(now, changed)
-    assert difference.startswith("training.score ")
+    assert names - resume.MUTABLE_SETTINGS - settings.keys() == {"training"}
 
 
 def test_recomputation_settings_are_compared_for_fast():

@@ -1,4 +1,4 @@
-"""The held-out loss, its interval, predicted communication and sample answers."""
+"""The held-out loss and its interval; the share of a step that waits for gradients."""
 
 import random
 from typing import Any
@@ -7,8 +7,7 @@ import pytest
 
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.evaluate import make_evaluation, ratio
-from bench.workloads.finetune.rehearsal import predict_communication
-from bench.workloads.finetune.steps import least_waits, waited_percent
+from bench.workloads.finetune.steps import waited_percent
 from tests.support import tiny_training
 
 SHORT = 36
@@ -50,17 +49,8 @@ def test_a_later_loss_is_compared_example_by_example():
 
 def test_the_share_waited_is_that_of_the_median_step_and_of_the_last_rank_to_compute():
     ranks = [[(0.1, 1.0), (0.5, 2.0), (0.1, 1.0)], [(0.4, 1.1), (0.2, 2.0), (0.0, 0.9)]]
-    assert least_waits(ranks) == [(0.1, 1.0), (0.2, 2.0), (0.0, 0.9)]
-    assert waited_percent([]) == 0.0
-    assert waited_percent([(9.0, 10.0), (0.1, 1.0), (0.2, 1.0), (0.0, 2.0), (0.1, 1.0)]) == pytest.approx(10.0)
-
-
-def test_a_step_of_more_rows_waits_as_long_as_a_rehearsed_one():
-    steps = [(0.3, 1.3), (0.2, 1.2), (9.0, 10.5)]
-    assert predict_communication(steps, 1) == (pytest.approx(100 * 0.3 / 1.3), 15)
-    shares = [predict_communication(steps, rows)[0] for rows in (15, 14)]
-    assert shares[0] <= 2.0 < shares[1]
-    assert predict_communication(steps, 20) == (pytest.approx(100 * 0.3 / 20.3), 20)
+    assert waited_percent(ranks) == pytest.approx(10.0)
+    assert waited_percent([[(9.0, 10.0), (0.1, 1.0), (0.2, 1.0), (0.0, 2.0), (0.1, 1.0)]]) == pytest.approx(10.0)
 
 
 @pytest.mark.slow

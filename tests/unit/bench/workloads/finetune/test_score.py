@@ -60,7 +60,6 @@ def test_rows_are_chosen_at_equal_distances():
     ("changes", "field"),
     [
         ({"score": "bleu"}, "score"),
-        ({"best_by": "score"}, "best_by"),
         ({"score": "exact", "score_rows": 0}, "score_rows"),
     ],
 )
