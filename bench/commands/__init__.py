@@ -4,6 +4,5 @@ cli: arguments, help and exit codes; a trial changed by `--set`; requests about 
 run: one trial, from its file to its result
 job_runner: a training in the pods of a Kubernetes Job, with restarts
 kernels: what a training can launch, compiled for GPUs that need not be there
-profile: a step's time by kind of kernel
 selfcheck: a two-step trial that checks the installation
 """

@@ -126,18 +126,6 @@ def _add_trial_commands(commands: Any) -> None:
     train.add_argument("--rank", type=int, default=0, metavar="N", help="this pod's index in the Job")
     train.add_argument("--service", default="", metavar="NAME", help="the headless Service of the pods")
 
-    profile = _add_command(
-        commands,
-        "profile",
-        _profile,
-        "measure a training step by kind of kernel",
-        "Run a training trial's steps and record a few: milliseconds by kind of kernel, and the longest kernels. The "
-        "trial comes from flags as for `run`: --suite recipes --trial-name fast --model DIR --data FILE.",
-    )
-    _add_trial_arguments(profile)
-    profile.add_argument("--json", type=Path, metavar="FILE", help="write the profile as JSON to this file")
-    profile.set_defaults(trial=None)
-
 
 def _add_input_commands(commands: Any) -> None:
     """Add the commands that read the model and the data without training: JSON, or exit code 2 and one line."""
@@ -277,19 +265,6 @@ def _parse_value(text: str) -> Any:
         return schema.parse(text)
     except ValueError:
         return text
-
-
-def _profile(arguments: argparse.Namespace) -> int:
-    trial = _trial_from_flags(arguments)
-    if trial is None or not trial.workload.is_profiled:
-        raise TrialError(f"profile: expected a {names_with('is_profiled')} trial", remedy="choose it with --trial-name")
-    from bench.commands.profile import format_profile, profile
-
-    step_profile = profile(trial)
-    print(format_profile(step_profile, trial))
-    if arguments.json:
-        arguments.json.write_text(step_profile.to_json(), encoding="utf-8")
-    return 0
 
 
 def _kernels(arguments: argparse.Namespace) -> int:

@@ -43,8 +43,7 @@ class Workload:
 
     `title` is its heading in reports, `size` the format of a trial's size in a plan. `needs` are some of NEEDS. After
     an out-of-memory error the first of `memory_fields` that can be reduced is advised. `module` has `measure(record,
-    inputs, stops)`; that of a ranked one also `follow()`, that of a profiled one `profiled_steps()`, and one that
-    checks its own inputs `check_inputs()`.
+    inputs, stops)`; that of a ranked one also `follow()`, and one that checks its own inputs `check_inputs()`.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Workload:
     has_steps: bool = False  # it measures the warm-up and measured steps of a training, on samples of the data
     is_ranked: bool = False  # it runs as `world_size` ranks, on several machines if the fleet has pods
     is_compared: bool = False  # its configurations are compared by speed and cost, and one is recommended
-    is_profiled: bool = False  # `python -m bench profile` shows its steps by kind of kernel
     has_training: bool = False  # settings in Trial.training: epochs of its own data, resumed from checkpoints
     has_deciding_measurements: bool = True  # a slower measurement decides the exit code of a comparison
     measures_scaling: bool = False  # its trials use 1, 2, 4 ... GPUs of a host: idle ones are no flaw
@@ -155,7 +153,6 @@ TRAINING = Workload(
     memory_fields=MEMORY_FIELDS,
     has_steps=True,
     is_compared=True,
-    is_profiled=True,
     has_deciding_measurements=False,  # they are parts of a step; the steps decide
     suites=(
         Suite("quick", _QUICK_TRIALS),

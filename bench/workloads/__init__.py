@@ -12,25 +12,9 @@ ranks: the launcher of their ranks, and the process of each rank
 """
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 
 from bench.records.workloads import Workload
-
-RECORDED_STEPS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfiledSteps:
-    """Measured steps, in seconds each, and `run_more`, which runs RECORDED_STEPS more and waits for them.
-
-    `recipe` names the code path that computed them.
-    """
-
-    recipe: str
-    seconds: list[float]
-    run_more: Callable[[], None]
 
 
 def load(workload: Workload) -> ModuleType:

@@ -21,10 +21,9 @@ from bench.machine import gpu_specs
 from bench.predict import flops, memory
 from bench.qlora import recipes
 from bench.qlora.step import Placement, TorchSession, TrainingStep, open_session, sized_config
-from bench.records import Trial
 from bench.records.bootstrap import Interval, summarize
 from bench.records.result import Steps
-from bench.workloads import RECORDED_STEPS, ProfiledSteps, hardware
+from bench.workloads import hardware
 
 FORMULA = "4 (blocks + head) + 6 adapters + 3 attention: bench/predict/flops.py; recomputation not counted"
 CPU_SIZE, CPU_SEC = 512, 0.1
@@ -68,23 +67,6 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
             _add_prediction(record, config)
     with record.timed("ceilings"):
         _add_ceilings(record, session, config)
-
-
-def profiled_steps(session: TorchSession, trial: Trial, inputs: Inputs) -> ProfiledSteps:
-    """Run the warm-up and the measured steps."""
-    modules, placement = session.modules, session.placement
-    tokenizer = load_trial_tokenizer(trial)
-    rows = make_rows(trial, inputs[2], tokenizer)
-    step, accumulation = recipes.load(modules, trial, placement), trial.gradient_accumulation_steps
-    batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
-    times = [step.run_timed(batches, accumulation)[0] for _ in range(trial.warmup_steps + trial.measured_steps)]
-    more_batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
-
-    def run_more() -> None:
-        for _ in range(RECORDED_STEPS):
-            step.run_timed(more_batches, accumulation)
-
-    return ProfiledSteps(recipe=step.recipe, seconds=times[trial.warmup_steps :], run_more=run_more)
 
 
 def _add_prediction(record: Record, config: Mapping[str, Any]) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 from unittest import mock
 
 from bench import torch_stack
-from bench.commands.profile import sum_by_kind
 from bench.data.collate import Batch
 from bench.qlora import experts
 from bench.qlora.recipes import stock
@@ -148,22 +147,15 @@ class Bench:
             self.torch.cuda.empty_cache()
             self.torch.cuda.reset_peak_memory_stats()
 
-    def profile(self, step: TrainingStep, seconds: float) -> None:
-        """Print the step's kernels by kind."""
+    def profile(self, step: TrainingStep) -> None:
+        """Print the longest kernels of PROFILED steps."""
         if not self.is_cuda:
             return
         batches, activity = self.batches(), self.torch.profiler.ProfilerActivity.CUDA
         with self.torch.profiler.profile(activities=[activity]) as recorded:
             for _ in range(PROFILED):
                 step.run_timed(batches, 1)
-        events = [event for event in recorded.key_averages() if event.self_device_time_total > 0]
-        kernels = [
-            (event.key, event.self_device_time_total / 1e3 / PROFILED, event.count / PROFILED) for event in events
-        ]
-        for share in sum_by_kind(kernels, 1e3 * seconds):
-            print(f"{share.kind:28}{share.milliseconds:9.2f} ms{share.percent:7.1f}%{share.launches:8.0f}")
-        for name, milliseconds, launches in sorted(kernels, key=lambda kernel: -kernel[1])[:16]:
-            print(f"{milliseconds:9.2f} ms {launches:6.0f}  {name[:100]}")
+        print(recorded.key_averages().table(sort_by="self_device_time_total", row_limit=16))
 
 
 def main(argv: Sequence[str] = ()) -> list[Figure]:
@@ -178,10 +170,10 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     step = bench.make(arguments.layers, in_nf4=True)
     held = bench.torch.cuda.memory_allocated() if bench.is_cuda else 0
     log(f"{time.monotonic() - began:.0f} s: made {arguments.layers} layers ({', '.join(step.notes)})")
-    first = bench.measure(step)
+    bench.measure(step)
     peak = bench.torch.cuda.max_memory_allocated() if bench.is_cuda else 0
     log(f"{time.monotonic() - began:.0f} s: warm")
-    bench.profile(step, first.median)
+    bench.profile(step)
     is_repeatable = bench.is_repeatable(step)
     whole, per_layer, extrapolated = bench.measure_layers(step, arguments.layers)
     figures = [

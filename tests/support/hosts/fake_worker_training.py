@@ -54,11 +54,6 @@ def measure(record: Record, _: Inputs, stops: StopSignals) -> None:
                 _step(record, steps, stops)
 
 
-def profiled_steps(*_: object, **__: object) -> None:
-    """Stand in for the function that the registration of the workload promises."""
-    raise NotImplementedError("the fake training computes nothing to profile")
-
-
 def _step(record: Record, steps: Steps, stops: StopSignals) -> None:
     began = time.perf_counter()
     time.sleep(STEP_SEC)

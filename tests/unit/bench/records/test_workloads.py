@@ -14,7 +14,6 @@ def test_a_workload_has_the_functions_of_its_registration(workload: Workload) ->
     names = {"measure"}
     names |= {"follow"} if workload.is_ranked else set()
     names |= {"check_inputs"} if workload.has_training else set()
-    names |= {"profiled_steps"} if workload.is_profiled else set()
     assert [name for name in names if not callable(getattr(load(workload), name, None))] == []
     assert set(workload.needs) <= set(NEEDS)
     assert set(workload.memory_fields) <= set(MEMORY_FIELDS)
