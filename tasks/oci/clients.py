@@ -78,7 +78,7 @@ class TenancyApi:
                 error,
                 action,
                 if_rejected=f"{likely}, is this machine's clock right, is the tenancy subscribed to {self.region}?",
-                if_denied=f"required policy: {policy_statement(permission)}",
+                if_denied=f"required policy: Allow group GROUP to {permission} in tenancy",
             ) from error
         except TRANSPORT_ERRORS as error:
             raise RetryableError(
@@ -93,11 +93,6 @@ def _unexpected(action: str, problem: object) -> RetryableError:
     return RetryableError(
         f"{action}: not an API response: {one_line(problem)}", remedy="is a proxy intercepting the connection?"
     )
-
-
-def policy_statement(permission: str) -> str:
-    """Return the policy that gives the user's group a permission."""
-    return f"Allow group GROUP to {permission} in tenancy"
 
 
 def required(model: Any, field: str) -> str:

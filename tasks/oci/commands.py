@@ -26,13 +26,13 @@ repository = Command(
     section=Section.TENANCY,
     effect=Effect.CHANGES,
     examples=(
-        "inv tenancy.repository --dry-run  # does it exist, and who may push?",
+        "inv tenancy.repository --dry-run  # does it exist?",
         "inv tenancy.repository --name team/qlora-fleet --immutable",
     ),
     guard=require_sdk,
     name=text("name of the repository", unset="that of registry.image, or qlora-fleet"),
     immutable=switch("make tags immutable"),
-    dry_run=switch("say whether it exists and who may push, and create nothing"),
+    dry_run=switch("say whether it exists, and create nothing"),
 )
 kubeconfig = Command(
     "tenancy.kubeconfig",

@@ -39,7 +39,6 @@ class NodePoolInfo:
     """A node pool. `size` is the requested number of nodes."""
 
     name: str
-    cluster_id: str
     shape: str
     size: int
 
@@ -192,7 +191,6 @@ def _describe_cluster(cluster: ClusterSummary, pools: Sequence[NodePoolSummary])
         pools=tuple(
             NodePoolInfo(
                 name=required(pool, "name"),
-                cluster_id=pool.cluster_id,
                 shape=required(pool, "node_shape"),
                 size=(pool.node_config_details or NodePoolNodeConfigDetails()).size or 0,
             )

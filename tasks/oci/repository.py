@@ -1,26 +1,16 @@
 """`inv tenancy.repository`: create the repository that `inv push` pushes to, if it is missing."""
 
-import re
-from collections.abc import Iterable, Sequence
-
 from invoke.context import Context
 from oci.artifacts import ArtifactsClient
 from oci.artifacts.models import ContainerRepositorySummary, CreateContainerRepositoryDetails
-from oci.identity import IdentityClient
 
 from remote.providers import registry_provider
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.clients.registry import parse_reference
-from tasks.errors import TaskFailed, UsageError
-from tasks.oci.clients import TenancyApi, connect, get_namespace, policy_statement, required, resolve_compartment
+from tasks.errors import UsageError
+from tasks.oci.clients import TenancyApi, connect, get_namespace, required, resolve_compartment
 from tasks.oci.discovery import DEFAULT_REPOSITORY, registry_host
 from tasks.settings.layers import Settings, load
-
-_PUSH_STATEMENT = re.compile(
-    r"\s*allow\s+(?P<subject>(?:any-user|(?:dynamic-)?group\s+\S+|service\s+\S+))\s+to\s+(?P<verb>use|manage)\s+"
-    r"(?P<resource>repos|all-resources)\s+in\s+(?P<scope>.+)",
-    re.IGNORECASE,
-)
 
 
 def create_repository(
@@ -35,7 +25,7 @@ def create_repository(
     existing = _find_repository(api, client, compartment, path)
     full_name = f"{registry_host(api.region)}/{namespace}/{path}"
     if dry_run:
-        lines = [f"{'create' if existing is None else 'keep'}  {full_name}", *_describe_pushers(api, compartment)]
+        lines = [f"{'create' if existing is None else 'keep'}  {full_name}"]
         return plan_result(lines, repository=full_name, exists=existing is not None, compartment=compartment_name)
     if existing is None:
         details = CreateContainerRepositoryDetails(
@@ -50,8 +40,6 @@ def create_repository(
         print(f"{full_name} exists in {compartment_name}, {visibility}")
         if immutable:
             _check_immutable(api, client, existing, full_name)
-    for line in _describe_pushers(api, compartment):
-        print(line)
     return None
 
 
@@ -92,26 +80,3 @@ def _repository_path(settings: Settings, api: TenancyApi, namespace: str) -> str
             f"registry.image: {reference.host} is not the registry of {api.region}", remedy="set tenancy.region"
         )
     return path
-
-
-def _describe_pushers(api: TenancyApi, compartment: str) -> list[str]:
-    """Describe who may push, according to the policies; the error instead if the policies cannot be read."""
-    method = api.client(IdentityClient).list_policies
-    statements: list[str] = []
-    try:
-        for scope in dict.fromkeys((api.tenancy, compartment)):
-            for policy in api.list_all("listing policies", "inspect policies", method, scope):
-                if policy.lifecycle_state == "ACTIVE":
-                    statements += policy.statements or ()
-    except TaskFailed as error:
-        return [f"who may push is not known: {error}"]
-    allowed = push_statements(statements)
-    if not allowed:
-        statement = policy_statement("manage repos")
-        return [f"policies allow only administrators to push; to allow others: {statement}"]
-    return ["who may push:", *(f"  {line}" for line in allowed)]
-
-
-def push_statements(statements: Iterable[str]) -> Sequence[str]:
-    """Select the statements that allow pushing to repositories; their conditions are not evaluated."""
-    return [" ".join(statement.split()) for statement in statements if _PUSH_STATEMENT.match(statement)]

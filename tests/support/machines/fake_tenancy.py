@@ -178,11 +178,6 @@ def default_resources() -> Resources:
     endpoints = {"publicEndpoint": "130.61.0.1:6443", "privateEndpoint": "10.0.0.7:6443"}
     cluster = {"name": "training", "lifecycleState": "ACTIVE", "kubernetesVersion": "v1.34.1", "endpoints": endpoints}
     names = [f"team-{n}" for n in range(5)]
-    statements = [
-        "Allow group builders to manage repos in tenancy where target.repo.name = /qlora*/",
-        "Allow group readers to read repos in tenancy",
-        "allow dynamic-group vms to manage  all-resources in compartment ml",
-    ]
     return Resources(
         collections={
             "/compartments": [
@@ -195,7 +190,6 @@ def default_resources() -> Resources:
             "/container/repositories": [{"id": ocid("containerrepo", "r"), "displayName": "qlora-fleet"}],
             "/mountTargets": [target],
             "/exports": [{"path": "/models", "fileSystemId": ocid("filesystem", "fs")}],
-            "/policies": [{"name": "p", "lifecycleState": "ACTIVE", "statements": statements}],
         },
         objects={
             f"/tenancies/{TENANCY}": {"id": TENANCY, "name": "acme"},

@@ -16,7 +16,7 @@ from invoke import Context
 from tasks import ns
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.oci.oke_clusters import write_kubeconfig
-from tasks.oci.repository import create_repository, push_statements
+from tasks.oci.repository import create_repository
 from tasks.oci.show import show_tenancy
 from tests.support.answers import print_answer
 from tests.support.dry_runs import plan_of
@@ -75,8 +75,6 @@ def test_a_repository_is_created_once_private_and_immutable_if_requested(
     create_repository(context(), "team/new", immutable=True)
     output = capsys.readouterr().out
     assert "created fra.ocir.io/axns/team/new, private, immutable" in output
-    assert "Allow group builders to manage repos" in output
-    assert "readers" not in output
     body = tenancy.bodies[0]
     assert (body["displayName"], body["isPublic"], body["isImmutable"]) == ("team/new", False, True)
     assert body["compartmentId"] == TENANCY
@@ -103,13 +101,6 @@ def test_a_repository_elsewhere_is_refused(tenancy: FakeTenancy, context: Make, 
     with pytest.raises(UsageError, match=re.escape(expected)):
         create_repository(context(text=f"registry: {{image: '{image}'}}"), None, immutable=False)
     assert not tenancy.bodies
-
-
-def test_statements_that_allow_pushing_are_selected() -> None:
-    deny = "Deny group x to manage repos in tenancy"
-    assert push_statements(
-        ["ALLOW  any-user TO use repos in compartment a:b", deny, "Allow group y to inspect repos in t"]
-    ) == ["ALLOW any-user TO use repos in compartment a:b"]
 
 
 @pytest.fixture
