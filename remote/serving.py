@@ -1,8 +1,7 @@
 """Client of a server with OpenAI's protocol, such as vLLM: lists models, requests greedy chats and completions.
 
-Requests go over HTTP (`connect`) or from inside its pod (`connect_in_pod`). The key goes only to the server's own
-address, and only over TLS except on this machine. Requests to this machine bypass proxies; redirects are not followed.
-Every response is limited in size and time.
+The key goes only to the server's own address, and only over TLS except on this machine. Requests to this machine bypass
+proxies; redirects are not followed. Every response is limited in size and time.
 """
 
 import http.client
@@ -13,22 +12,19 @@ import ssl
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from bench.records import schema
 from bench.records.status import Failure
 from bench.records.units import format_mib
 from remote.agent.shared.responses import read_response
-from remote.hosts.bundle import inline_command
 from remote.hosts.command import Secret
-from remote.hosts.host_protocol import Host, HostError, collapse_whitespace, is_loopback
+from remote.hosts.host_protocol import is_loopback
 
 MAX_RESPONSE_BYTES, MAX_ERROR_BYTES = 8 << 20, 500
 REQUEST_TIMEOUT_SEC = 300.0
-PORT_IN_POD = 8000  # as in manifests/overlays/serve
-_EXEC_MARGIN_SEC = 30.0
 
 
 class BadServer(Failure):
@@ -45,43 +41,6 @@ class Completion:
 
     text: str
     has_ended: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerResponse:
-    """HTTP response; `content` has at most MAX_RESPONSE_BYTES + 1 bytes."""
-
-    status: int
-    reason: str
-    content: bytes
-
-
-def connect(url: str, key: Secret | None) -> "ServerClient":
-    """Make a client of the server at `url`, e.g. http://127.0.0.1:8000. Raises BadServer."""
-    parts = _parse_url(url)
-    is_local = is_loopback(parts.hostname)
-    if key is not None and parts.scheme == "http" and not is_local:
-        raise BadServer(
-            f"{url}: the key would travel over plain HTTP", remedy="use https, or `kubectl port-forward` and 127.0.0.1"
-        )
-    base = url.rstrip("/").removesuffix("/v1")
-    headers = {"Content-Type": "application/json"}
-    if key is not None:
-        headers["Authorization"] = f"Bearer {key.reveal()}"
-    opener = urllib.request.build_opener(
-        NoErrorProcessor(), _HttpHandler(), _HttpsHandler(), *([urllib.request.ProxyHandler({})] if is_local else [])
-    )
-
-    def fetch(path: str, data: bytes | None) -> ServerResponse:
-        request = urllib.request.Request(f"{base}{path}", data=data, headers=headers)  # noqa: S310 - http(s), checked
-        try:
-            with opener.open(request, timeout=REQUEST_TIMEOUT_SEC) as response:
-                content = read_response(response, max_bytes=MAX_RESPONSE_BYTES, timeout_sec=REQUEST_TIMEOUT_SEC)
-                return ServerResponse(status=response.status, reason=response.reason, content=content)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise _connection_error(f"{base}{path}", error) from error
-
-    return ServerClient(base, fetch)
 
 
 def _parse_url(url: str) -> urllib.parse.SplitResult:
@@ -108,37 +67,24 @@ def _connection_error(url: str, error: Exception) -> BadServer | ServerUnavailab
     return ServerUnavailable(f"{url}: {reason}")
 
 
-def connect_in_pod(host: Host) -> "ServerClient":
-    """Make a client of the server in the pod `host`, whose environment has its address and key.
-
-    A program in the pod sends the requests: the key stays there, and no port is opened.
-    """
-
-    def fetch(path: str, data: bytes | None) -> ServerResponse:
-        limits = map(str, (REQUEST_TIMEOUT_SEC, MAX_RESPONSE_BYTES + 1, MAX_ERROR_BYTES))
-        command = inline_command(host, "remote.agent.pods.request_server", str(PORT_IN_POD), path, *limits)
-        try:
-            completed = host.run(command, stdin=data or b"", timeout_sec=REQUEST_TIMEOUT_SEC + _EXEC_MARGIN_SEC)
-        except HostError as error:
-            raise ServerUnavailable(collapse_whitespace(error)) from error
-        head, _, content = completed.stdout.partition(b"\n")
-        try:
-            header = schema.parse_object(head)
-            if completed.exit_code or "away" in header:
-                raise ServerUnavailable(f"{host.name}{path}: {header.get('away')}")
-            return ServerResponse(status=int(header["status"]), reason=str(header["reason"]), content=content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            last = collapse_whitespace(completed.stderr.decode(errors="replace"))[-200:]
-            raise ServerUnavailable(f"{host.name}{path}: the request in its pod failed: {last}") from error
-
-    return ServerClient(host.name, fetch)
-
-
 class ServerClient:
-    """A server, reached by `fetch` (path, body or None). All methods raise BadServer and ServerUnavailable."""
+    """A server, e.g. at http://127.0.0.1:8000. Requests raise BadServer and ServerUnavailable."""
 
-    def __init__(self, url: str, fetch: Callable[[str, bytes | None], ServerResponse]) -> None:
-        self.url, self._fetch = url, fetch
+    def __init__(self, url: str, key: Secret | None) -> None:
+        """Raises BadServer for an address that cannot be used."""
+        parts = _parse_url(url)
+        is_local = is_loopback(parts.hostname)
+        if key is not None and parts.scheme == "http" and not is_local:
+            raise BadServer(
+                f"{url}: the key would travel over plain HTTP",
+                remedy="use https, or `kubectl port-forward` and 127.0.0.1",
+            )
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        if key is not None:
+            self._headers["Authorization"] = f"Bearer {key.reveal()}"
+        proxies = [urllib.request.ProxyHandler({})] if is_local else []
+        self._opener = urllib.request.build_opener(_NoErrorProcessor(), _HttpHandler(), _HttpsHandler(), *proxies)
 
     def models(self) -> list[str]:
         """List the names of the served models."""
@@ -174,17 +120,22 @@ class ServerClient:
         return Completion(text=text.strip(), has_ended=reason == "stop")
 
     def _request(self, endpoint: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        url = f"{self.url}/v1/{endpoint}"
-        response = self._fetch(f"/v1/{endpoint}", None if body is None else json.dumps(body).encode())
+        url, data = f"{self.url}/v1/{endpoint}", None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(url, data=data, headers=self._headers)  # noqa: S310 - http(s), checked
+        try:
+            with self._opener.open(request, timeout=REQUEST_TIMEOUT_SEC) as response:
+                content = read_response(response, max_bytes=MAX_RESPONSE_BYTES, timeout_sec=REQUEST_TIMEOUT_SEC)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise _connection_error(url, error) from error
         if not 200 <= response.status < 300:
-            text = " ".join(response.content[:MAX_ERROR_BYTES].decode(errors="replace").split())[:200]
+            text = " ".join(content[:MAX_ERROR_BYTES].decode(errors="replace").split())[:200]
             kind = ServerUnavailable if response.status in (429, 500, 502, 503, 504) else BadServer
             remedy = "; pass its key file with --key-file" if response.status in (401, 403) else ""
             raise kind(f"{url}: {response.status} {response.reason}: {text}{remedy}")
-        if len(response.content) > MAX_RESPONSE_BYTES:
+        if len(content) > MAX_RESPONSE_BYTES:
             raise BadServer(f"{url}: the response exceeds {format_mib(MAX_RESPONSE_BYTES)}")
         try:
-            return schema.parse_object(response.content)
+            return schema.parse_object(content)
         except ValueError as error:
             raise BadServer(f"{url}: the response is not a JSON object") from error
 
@@ -232,49 +183,10 @@ class _HttpsHandler(urllib.request.HTTPSHandler):
         return self.do_open(_TlsConnection, request)
 
 
-class NoErrorProcessor(urllib.request.HTTPErrorProcessor):
+class _NoErrorProcessor(urllib.request.HTTPErrorProcessor):
     """Handler that returns every response with its status and follows no redirect with the key and the prompts."""
 
     def http_response(self, _request: Any, response: Any) -> Any:
         return response
 
     https_response = http_response  # type: ignore[assignment]
-
-
-PLUGIN, BITSANDBYTES = "vllm-bnb-plugin", "bitsandbytes"
-LAST_WITHOUT_PLUGIN = (0, 27, 1)  # later versions load bitsandbytes' formats by a plugin only (vllm-project/vllm#43529)
-MAX_VERSION_CHARS = 80
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerSoftware:
-    """Versions in a server's image, from `remote.agent.pods.server_software`; None for a missing package."""
-
-    vllm: str | None
-    plugin: str | None
-    bitsandbytes: str | None
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse the program's output: the last line is a JSON object. Raises ValueError."""
-        document = schema.parse_object((text.strip().splitlines() or [""])[-1])
-        versions = [document.get(name) for name in ("vllm", PLUGIN, BITSANDBYTES)]
-        if not all(version is None or (isinstance(version, str) and version.isprintable()) for version in versions):
-            raise ValueError("expected versions as text")
-        vllm, plugin, bitsandbytes = (version and version[:MAX_VERSION_CHARS] for version in versions)
-        return cls(vllm=vllm, plugin=plugin, bitsandbytes=bitsandbytes)
-
-    @property
-    def release(self) -> tuple[int, int, int] | None:
-        """The three numbers of vLLM's release; None if unknown, as for a development build without a tag."""
-        match = re.match(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})", self.vllm or "")
-        return None if match is None else (int(match[1]), int(match[2]), int(match[3]))
-
-    @property
-    def missing_for_nf4(self) -> tuple[str, ...] | None:
-        """Names of the packages without which this vLLM cannot load an NF4 base; None if its release is unknown."""
-        if self.release is None:
-            return None
-        needs_plugin = self.release > LAST_WITHOUT_PLUGIN
-        missing = {PLUGIN: needs_plugin and self.plugin is None, BITSANDBYTES: self.bitsandbytes is None}
-        return tuple(name for name, is_missing in missing.items() if is_missing)

@@ -36,7 +36,6 @@ ADAPTER_ACTIONS = {
     "check": ("check", "CheckRequest", "Checker"),
     "merge": ("merge", "MergeRequest", "merge"),
     "chat": ("check", "ChatRequest", "answer_conversations"),
-    "ready": ("stage", "StageRequest", "stage_adapter"),
 }
 
 

@@ -12,9 +12,7 @@ PART_OF = f"{PART_OF_LABEL}={OWNER}"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 JOB_LABEL = "batch.kubernetes.io/job-name"
 WORKER, TRAIN = "worker", "train"
-SERVE, ADAPTER_CONTAINER = "serve", "adapter"  # the server's Job and its init container
 RUN_ANNOTATION = "qlora-fleet/run"  # run ID, on the Job of a training that runs without the operator
-SERVED_RUN_ANNOTATION = "qlora-fleet/serves"  # run ID, on the server's Job
 
 
 def label(resource: Object, name: str) -> str | None:

@@ -20,14 +20,14 @@ from typing import Any, Self
 import yaml
 
 from bench.records.scratch_folders import scratch_folder
-from remote.cluster.labels import COMPONENT_LABEL, OWNER, OWNER_LABEL, PART_OF_LABEL, SERVE, Object
+from remote.cluster.labels import COMPONENT_LABEL, OWNER, OWNER_LABEL, PART_OF_LABEL, Object
 from remote.hosts.command import Secret
 from remote.hosts.host_protocol import CommandTimedOut, collapse_whitespace
 from remote.hosts.local_program import CannotStart, run_program
 from remote.hosts.pods.kubectl import ClusterError, Misconfigured, not_installed_error
 
 DIGEST_ANNOTATION = "qlora-fleet/rendered"
-IMAGE_PLACEHOLDER, SERVER_PLACEHOLDER = "qlora-fleet-bench", "qlora-fleet-server"
+IMAGE_PLACEHOLDER = "qlora-fleet-bench"
 PROVIDER_COMPONENT = "provider"
 JOB_PREFIX = "job-"  # overlays of trainings that run without the operator
 PREEMPTIBLE_OVERLAY = "preemptible"  # the overlay pods, on preemptible nodes
@@ -78,9 +78,8 @@ class ManifestValues:
     preemptible_label: str | None
     pull_secret: str | None
     volume_source: Mapping[str, Any] | None
-    extra_settings: Mapping[str, str | int | list[str]]
+    extra_settings: Mapping[str, str | int]
     components: tuple[str, ...] = ()
-    server_image: Image | None = None
 
 
 def kustomization(values: ManifestValues, manifests: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -94,7 +93,6 @@ def kustomization(values: ManifestValues, manifests: str) -> tuple[dict[str, Any
         *(["size"] if values.overlay in _SIZED_OVERLAYS else []),
         *(["job-spec"] if values.overlay.startswith(JOB_PREFIX) else []),
         *(["queue"] if values.overlay == "job-4gpu-kueue" else []),
-        *([SERVE] if values.overlay == SERVE else []),
         *values.components,
         *(["public-image"] if values.pull_secret is None else []),
         # Last: it copies the Job after all other components have changed it.
@@ -107,11 +105,7 @@ def kustomization(values: ManifestValues, manifests: str) -> tuple[dict[str, Any
         "namespace": values.namespace,
         "resources": [f"{manifests}/overlays/{overlay}", "settings.yaml"],
         "components": [PROVIDER_COMPONENT, *(f"{manifests}/components/{name}" for name in components)],
-        "images": [
-            {"name": name, "newName": image.repository, "digest": image.digest}
-            for name, image in ((IMAGE_PLACEHOLDER, values.image), (SERVER_PLACEHOLDER, values.server_image))
-            if image is not None
-        ],
+        "images": [{"name": IMAGE_PLACEHOLDER, "newName": values.image.repository, "digest": values.image.digest}],
     }
     settings = {
         "apiVersion": "qlora-fleet/v1",
@@ -213,20 +207,15 @@ def pull_secret(
     auth = base64.b64encode(f"{user}:{password.reveal()}".encode()).decode()
     login = {"username": user, "password": password.reveal(), "auth": auth}
     config = base64.b64encode(json.dumps({"auths": {registry: login}}).encode()).decode()
-    secret = _secret(name, namespace, "kubernetes.io/dockerconfigjson", {".dockerconfigjson": config})
-    return secret, (password, Secret(auth), Secret(config))
-
-
-def key_secret(*, name: str, namespace: str, key: Secret) -> tuple[dict[str, Any], tuple[Secret, ...]]:
-    """Make (a Secret object with the field `key`, every encoding of the key in it, to be masked)."""
-    encoded = base64.b64encode(key.reveal().encode()).decode()
-    return _secret(name, namespace, "Opaque", {"key": encoded}), (key, Secret(encoded))
-
-
-def _secret(name: str, namespace: str, kind: str, data: dict[str, str]) -> dict[str, Any]:
     labels = {PART_OF_LABEL: OWNER, OWNER_LABEL: OWNER}
-    metadata = {"name": name, "namespace": namespace, "labels": labels}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind, "data": data}
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "type": "kubernetes.io/dockerconfigjson",
+        "data": {".dockerconfigjson": config},
+    }
+    return secret, (password, Secret(auth), Secret(config))
 
 
 READER = "reader"

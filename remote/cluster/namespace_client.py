@@ -345,15 +345,6 @@ class Cluster:
         self._pods_version = str(of_list.get("resourceVersion", "")) if isinstance(of_list, dict) else ""
         return pods
 
-    def pod(self, name: str) -> dict[str, Any] | None:
-        """Fetch a pod by name, also of other owners; None if it does not exist."""
-        return self._get_or_none(f"{self._path(POD)}/{name}")
-
-    def logs(self, name: str) -> str:
-        """Fetch the log of an ended pod. Raises any ClusterError."""
-        completed = self._run_kubectl(("logs", name), [], timeout_sec=_KUBECTL_TIMEOUT_SEC)
-        return completed.stdout.decode(errors="replace")
-
     def wait_for_change(self, timeout_sec: float) -> None:
         """Block until one of the fleet's pods changes or `timeout_sec` has passed. Uses one watch request."""
         limit = max(1, round(timeout_sec))

@@ -2,7 +2,7 @@
 
 from tasks.cli.command_result import Effect
 from tasks.cli.flags import Command, Section, number, positional, switch, text
-from tasks.commands import DISCARD, DRY_RUN_OF_OBJECTS, NEWEST_TRAINING, PLAIN, TRAINING_RUN, YES
+from tasks.commands import NEWEST_TRAINING, TRAINING_RUN
 
 check_adapter = Command(
     "adapter.check",
@@ -37,38 +37,6 @@ merge_adapter = Command(
     force=switch("merge without a check, or if the check found another loss than the training"),
     dry_run=switch("print the check's verdict and the folder to create, and merge nothing"),
 )
-start_server = Command(
-    "serve.start",
-    "tasks.adapter.serve:start_server",
-    "Serve an adapter with vLLM instead of the workers.",
-    section=Section.AFTER,
-    effect=Effect.CHANGES,
-    examples=(
-        "inv serve --dry-run  # the plan for the cluster",
-        "inv serve serve.check cluster  # then its answers against the training's",
-    ),
-    is_default=True,
-    run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
-    merged=switch("serve the merged model of `inv adapter.merge`, without quantization"),
-    dry_run=switch(DRY_RUN_OF_OBJECTS),
-    yes=switch(YES),
-    discard_results=switch(DISCARD),
-    plain=switch(PLAIN),
-)
-stop_server = Command(
-    "serve.stop",
-    "tasks.adapter.serve:stop_server",
-    "Stop the server of `inv serve` and delete its API key.",
-    section=Section.AFTER,
-    effect=Effect.CHANGES,
-    examples=(
-        "inv serve.stop --dry-run  # the objects to delete",
-        "inv serve.stop deploy  # then the workers again",
-    ),
-    dry_run=switch("print the objects to delete, and change nothing"),
-    yes=switch(YES),
-)
-
 check_server = Command(
     "serve.check",
     "tasks.adapter.questions:check_served",
@@ -76,10 +44,10 @@ check_server = Command(
     section=Section.AFTER,
     effect=Effect.SHOWS,
     examples=(
-        "inv serve.check cluster  # the server of `inv serve`",
-        "inv serve.check http://127.0.0.1:8000 --model orders --json",
+        "inv serve.check http://127.0.0.1:8000  # vLLM here",
+        "inv serve.check http://127.0.0.1:8000 --model tuned --json",
     ),
-    url=positional("address of the server, e.g. http://127.0.0.1:8000; cluster: the server of `inv serve`"),
+    url=positional("address of the server, e.g. http://127.0.0.1:8000"),
     run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
     model=text("model name on the server", unset="its only model"),
     key_file=text("local file, mode 0600, with only the API key of the server"),

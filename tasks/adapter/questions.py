@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 from invoke.context import Context
 
-from remote.serving import BadServer, Completion, ServerClient, ServerUnavailable, connect, connect_in_pod
+from remote.serving import BadServer, Completion, ServerClient, ServerUnavailable
 from tasks.adapter.artifact import TrainedAdapter, open_training, run_on_worker
-from tasks.adapter.serve import CLUSTER_URL, server_pod
 from tasks.cli.command_result import CommandResult
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, ruled_table
@@ -124,14 +123,9 @@ def ask_server(
     settings: Settings, trained: TrainedAdapter, url: str, model: str | None, key_file: str | None
 ) -> list[CheckedPrompt]:
     """Send all prompts with a recorded answer to the server; its errors become task errors."""
-    if url == CLUSTER_URL and key_file is not None:
-        raise UsageError("--key-file: not for the server of `inv serve`, whose pod has the key", remedy="omit it")
     key = None if key_file is None else secrets.read_secret(settings, "--key-file", key_file, in_header=True)
     try:
-        if url == CLUSTER_URL:
-            server, model = connect_in_pod(server_pod(settings)), model or settings.serve.name
-        else:
-            server = connect(url, key)
+        server = ServerClient(url, key)
         names = server.models()
         if model is None and len(names) > 1:
             raise UsageError(f"{url}: serves {', '.join(map(escape_controls, names))}", remedy="name one with --model")

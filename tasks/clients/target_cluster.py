@@ -12,7 +12,6 @@ from bench.records.atomic_files import write_atomic
 from bench.records.validation import AUTO
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT, GPU_RESOURCE
 from remote.cluster.kubeconfig import Target, resolve
-from remote.cluster.labels import SERVE
 from remote.cluster.manifests import PREEMPTIBLE_OVERLAY, Image, ManifestValues
 from remote.cluster.namespace_client import Cluster
 from remote.cluster.settings import ClusterSection
@@ -136,7 +135,6 @@ class PodPlacement:
     section: ClusterSection
     provider: Provider
     overlay: str
-    gpus: int
     instance_type: str | None
     pull_secret: str | None
     preemptible_label: str | None
@@ -150,15 +148,12 @@ class PodPlacement:
         return tolerations
 
 
-def place_pods(
-    section: ClusterSection, provider: Provider, *, overlay: str | None = None, gpus: int | None = None
-) -> PodPlacement:
-    """Return the placement; `overlay` and `gpus` replace those of the section.
+def place_pods(section: ClusterSection, provider: Provider, *, overlay: str | None = None) -> PodPlacement:
+    """Return the placement; `overlay` replaces that of the section.
 
     Raises UsageError for a setting that the provider cannot fulfil.
     """
-    # A server does not take the preemptible nodes of the workers.
-    uses_preemptible = section.preemptible or (section.overlay == PREEMPTIBLE_OVERLAY and overlay != SERVE)
+    uses_preemptible = section.preemptible or section.overlay == PREEMPTIBLE_OVERLAY
     if uses_preemptible and provider.preemptible_label is None:
         raise UsageError(
             f"cluster.preemptible: provider {provider.name} has no label for preemptible nodes",
@@ -173,7 +168,6 @@ def place_pods(
         section=section,
         provider=provider,
         overlay=overlay or section.overlay,
-        gpus=gpus or section.gpus_per_pod,
         instance_type=section.instance_type or provider.instance_type,
         pull_secret=provider.pull_secret if section.pull_secret == AUTO else section.pull_secret,
         preemptible_label=provider.preemptible_label if uses_preemptible else None,
@@ -186,7 +180,7 @@ def manifest_values(settings: Settings, placement: PodPlacement, image: Image) -
     copied = {**vars(cluster), **vars(cluster.volume), "size": settings.fleet.size, "profile": settings.bench.profile}
     copied |= {"model": settings.model.path, "data": settings.data.path, "pull_secret": placement.pull_secret}
     copied |= {"instance_type": instance_type or "any"}  # which the component any-node removes
-    copied |= {"gpus_per_pod": str(placement.gpus), "least_up": settings.fleet.size - 1}
+    copied |= {"gpus_per_pod": str(cluster.gpus_per_pod), "least_up": settings.fleet.size - 1}
     components = {
         "any-node": instance_type is None,
         "several-per-node": not cluster.one_per_node,

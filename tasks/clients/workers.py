@@ -76,23 +76,18 @@ def run_hosts(settings: Settings, run: RunRecord) -> list[Host]:
     return [host for host in fleet_hosts(settings, run.workers) if host.name in run.workers]
 
 
-def pod_hosts(target: Target, pods: PodsSection, size: int, *, include_starting: bool = False) -> list[PodHost]:
-    """Return the first `size` pods of this cluster and namespace as hosts with the names of workers.
-
-    `include_starting`: also those that are not Ready.
-    """
+def pod_hosts(target: Target, pods: PodsSection, size: int) -> list[PodHost]:
+    """Return the first `size` pods of this cluster and namespace as hosts with the names of workers."""
     names = [f"worker-{index}" for index in range(size)]
     request = FleetRequest(names=names, options=pods, root=Path(), kubectl=kubectl_of(target))
-    return PodConnector().make_hosts(request, include_starting=include_starting)
+    return PodConnector().make_hosts(request)
 
 
-def component_hosts(
-    settings: Settings, component: str, *, size: int = 1, container: str = "bench", include_starting: bool = False
-) -> list[PodHost]:
+def component_hosts(settings: Settings, component: str, *, size: int = 1) -> list[PodHost]:
     """Return `size` pods of another component of the deployment than the workers, like `pod_hosts`."""
     selector = f"app.kubernetes.io/component={component}"
-    pods = replace(settings.fleet.pods, selector=selector, container=container)
-    return pod_hosts(resolve_target(settings), pods, size, include_starting=include_starting)
+    pods = replace(settings.fleet.pods, selector=selector, container="bench")
+    return pod_hosts(resolve_target(settings), pods, size)
 
 
 class PodDiagnosis:

@@ -8,7 +8,6 @@ from typing import Any
 
 from invoke.context import Context
 
-from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import Object, is_owned
 from remote.cluster.manifests import (
     JOB_PREFIX,
@@ -48,24 +47,17 @@ DELETE_TIMEOUT_SEC = 180.0
 
 @dataclass(frozen=True, kw_only=True)
 class DeployHooks:
-    """Values and callbacks of a task that deploys, in addition to the settings.
+    """Values and callback of a task that deploys, in addition to the settings.
 
-    `overlay` and `gpus` replace those of the settings. `values` go to the manifests; `server` is the image of a server.
-    `on_start` is called after the last check, and `before_pods` when everything exists except the pods. `on_state` gets
-    each state of the pods during the wait, which `wait` turns on. `is_locked`: the task holds the lock of the results.
-    `retry_command` is the command that resumes.
+    `overlay` replaces that of the settings. `values` go to the manifests. `on_start` is called after the last check.
+    `wait` turns on the wait for the pods. `is_locked`: the task holds the lock of the results.
     """
 
     overlay: str | None = None
-    gpus: int | None = None
-    values: Mapping[str, str | int | list[str]] = field(default_factory=dict)
-    server: Image | None = None
-    on_start: Callable[[Cluster], object] = lambda _cluster: None
-    before_pods: Callable[[Cluster], object] = lambda _cluster: None
-    on_state: Callable[[PodFleet], object] = lambda _state: None
+    values: Mapping[str, str | int] = field(default_factory=dict)
+    on_start: Callable[[], object] = lambda: None
     wait: bool = True
     is_locked: bool = False
-    retry_command: str = "inv deploy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,14 +120,14 @@ def read_request(
 ) -> DeployRequest:
     """Read what settings, flags and task ask for, with the defaults of the cluster's provider. Raises UsageError."""
     user = settings.registry.user
-    placement = place_pods(settings.cluster, cluster.provider, overlay=hooks.overlay, gpus=hooks.gpus)
+    placement = place_pods(settings.cluster, cluster.provider, overlay=hooks.overlay)
     values = manifest_values(settings, placement, image)
     runs_workers = placement.overlay in ("pods", PREEMPTIBLE_OVERLAY) and not settings.connector.is_cluster
     return DeployRequest(
         options=options,
         hooks=hooks,
         placement=placement,
-        values=replace(values, extra_settings={**values.extra_settings, **hooks.values}, server_image=hooks.server),
+        values=replace(values, extra_settings={**values.extra_settings, **hooks.values}),
         guard=ResultsGuard(cluster, settings.results_folder, settings.fleet.pods, discards=options.discard_results),
         registry_user=user,
         read_password=partial(registry_password, settings, user or "", image.registry, "inv deploy"),
@@ -150,7 +142,7 @@ def act(request: DeployRequest, cluster: Cluster, cluster_plan: ClusterPlan) -> 
     with acquire_lock(guard.results_folder, "deploy") if needs_lock else contextlib.nullcontext():
         lost = guard.check(cluster_plan)
         secret = request.read_password() if cluster_plan.makes_secret else None
-        request.hooks.on_start(cluster)
+        request.hooks.on_start()
         _execute_plan(request, cluster, cluster_plan, secret)
         guard.record_change(lost)
 
@@ -162,8 +154,6 @@ def _wait(request: DeployRequest, cluster: Cluster, jobs: Sequence[Object], *, n
         request.placement.section.ready_timeout_sec,
         plain=request.options.plain,
         new_login=new_login,
-        on_state=request.hooks.on_state,
-        retry_command=request.hooks.retry_command,
     )
     if request.advice:
         print(request.advice)
@@ -265,7 +255,6 @@ def _execute_plan(request: DeployRequest, cluster: Cluster, cluster_plan: Cluste
         )
         cluster.apply([secret_object], force_conflicts=True, secrets=hidden)
         print(f"wrote secret/{name}", flush=True)
-    request.hooks.before_pods(cluster)
     if deleted:
         cluster.check_creation([a.desired for a in cluster_plan.with_verb(Verb.REPLACE) if a.desired in workloads])
         print(f"deleting {_titles(deleted)}", flush=True)

@@ -132,7 +132,8 @@ def shortage_message(placement: PodPlacement, needed: int, reports: Sequence[Nod
         first = f"no node offers nvidia.com/gpu: {placement.provider.texts['device-plugin']}"
     smaller = f"set fleet.size to {room or 'the number of qualifying nodes'}"
     if placement.section.one_per_node:
-        by_gpus = sum((report.gpus_free or 0) // placement.gpus for report in reports if report.qualifies)
+        gpus = placement.section.gpus_per_pod
+        by_gpus = sum((report.gpus_free or 0) // gpus for report in reports if report.qualifies)
         shared = f"set cluster.one_per_node to false: there are free GPUs for {by_gpus}; or " if by_gpus > room else ""
         return f"{room} of {needed} nodes qualify; {first}; or {shared}{smaller}"
     return f"{qualified} nodes qualify, with room for {room} of {needed} pods; {first}; or {smaller}"
@@ -151,7 +152,7 @@ def pod_requirements(placement: PodPlacement, image: Image | None) -> NodeRequir
         scratch=scratch,
         tolerations=placement.tolerations,
         namespace=section.namespace,
-        gpus=placement.gpus,
+        gpus=section.gpus_per_pod,
         one_per_node=section.one_per_node,
         gpu_product=section.gpu,
         image=image.reference if image else None,

@@ -64,13 +64,11 @@ def wait_for_pods(
     *,
     plain: bool,
     new_login: bool = False,
-    on_state: Callable[[PodFleet], object] = lambda _state: None,
-    retry_command: str = "inv deploy",
 ) -> None:
     """Wait until all pods of the Jobs are up, for `limit` seconds.
 
     Raises TaskFailed with the reason as soon as waiting is pointless. `new_login`: the pull secret is new, and the pods
-    may still report that the old one was rejected. `on_state` gets each state that is not final.
+    may still report that the old one was rejected.
     """
     started = answered = time.monotonic()
     policy = WaitPolicy(login_sec=MAX_BACK_OFF_SEC if new_login else 0.0)
@@ -86,7 +84,7 @@ def wait_for_pods(
                 silence_sec = now - answered
                 if silence_sec > _MAX_SILENCE_SEC:
                     raise RetryableError(
-                        f"{error} (silent for {silence_sec:.0f} s)", remedy=f"`{retry_command}` resumes"
+                        f"{error} (silent for {silence_sec:.0f} s)", remedy="`inv deploy` resumes"
                     ) from error
                 time.sleep(_RETRY_SEC)
                 continue
@@ -97,10 +95,9 @@ def wait_for_pods(
             old_events = events
             if state.is_up:
                 break
-            on_state(state)
             expired = policy.expired_finding(state.all_findings, now)
             if expired is not None:
-                retry = "" if f"`{retry_command}" in expired.remedy else f"then `{retry_command}`"
+                retry = "" if "`inv deploy" in expired.remedy else "then `inv deploy`"
                 problem = f"{_progress(state)}: {expired.problem}"
                 raise TaskFailed(problem, remedy=join_remedy(expired.remedy, retry))
             elapsed_sec = now - started
@@ -109,7 +106,7 @@ def wait_for_pods(
                 reason = f": {first}" if first is not None else ""
                 raise RetryableError(
                     f"{_progress(state)} after {elapsed_sec:.0f} s{reason}",
-                    remedy=f"`{retry_command}` continues to wait",
+                    remedy="`inv deploy` continues to wait",
                 )
             timeout_sec = min(_POLL_SEC, limit - elapsed_sec, policy.remaining_sec(state.all_findings, now))
             _wait_for_change(cluster, timeout_sec, batch_sec)

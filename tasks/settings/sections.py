@@ -264,20 +264,6 @@ class NotifySection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeSection:
-    """`inv serve`; section cluster says where it runs and with how much memory."""
-
-    image: str | None = setting(None, "vLLM server image with its digest, e.g. docker.io/vllm/vllm-openai@sha256:...")
-    name: str = setting(
-        "tuned",
-        "model name of the adapter for clients; the base model is called base",
-        pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]{0,62}$",
-        expected="a name of letters, digits, '-'",
-    )
-    arguments: tuple[str, ...] = setting((), 'additional arguments of `vllm serve`, e.g. [--max-model-len, "8192"]')
-
-
-@dataclass(frozen=True, kw_only=True)
 class Sections:
     """All settings."""
 
@@ -294,7 +280,6 @@ class Sections:
     hub: HubSection = field(default_factory=HubSection)
     cost: CostSection = field(default_factory=CostSection)
     notify: NotifySection = field(default_factory=NotifySection)
-    serve: ServeSection = field(default_factory=ServeSection)
     cluster: ClusterSection = field(default_factory=ClusterSection)
     tenancy: TenancySection = field(default_factory=TenancySection)
 

@@ -65,14 +65,12 @@ def submit(
         _start(settings, run, _job_spec(settings, run))
         _print_submitted(run)
         return run, None
-    values: dict[str, str | int | list[str]] = {
+    values: dict[str, str | int] = {
         "job_spec": _to_text(_job_spec(settings, run)),
         "run_id": run.run_id,
         "size": run.planned[0].trial.world_size,
     }
-    hooks = deploy.DeployHooks(
-        overlay=job["overlay"], values=values, on_start=lambda _cluster: on_accepted(), wait=False, is_locked=True
-    )
+    hooks = deploy.DeployHooks(overlay=job["overlay"], values=values, on_start=on_accepted, wait=False, is_locked=True)
     deployed = deploy.apply(settings, options, hooks)
     if not options.dry_run:
         _print_submitted(run)

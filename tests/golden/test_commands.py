@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,10 @@ from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
 from remote.hosts.pods.host import PodHost
 from remote.hosts.pods.kubectl import Kubectl
-from remote.hosts.pods.pod_index import PodIndex
+from remote.hosts.pods.pod_index import PodIndex, parse
 from remote.jobs.job import Agent, Job, JobSpec, slot_path
 from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import CuttableHost
-from tests.unit.remote.hosts.pods.test_pod_index import READY
 
 GOLDEN = Path(__file__).with_name("commands")
 
@@ -72,7 +70,8 @@ def test_the_commands_for_a_pod_are_the_golden_ones(monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         pods.all()
     host = PodHost(name="worker-0", index=0, pods=pods, workdir="/scratch/qlora-fleet", container="bench")
-    executed.append(host.exec_argv(replace(READY, name="bench-0-x7k2p")))
+    (pod,) = parse("bench-0-x7k2p\t0\t2026-01-01T00:00:00Z\t\tn\t10.0.0.1\tRunning\t\tTrue\n")
+    executed.append(host.exec_argv(pod))
     # The program's length is in the command; its content travels on standard input.
     text = "".join(re.sub(r"\b\d{4,6}\b", "SIZE", shlex.join(argv)) + "\n" for argv in executed)
     check_golden("kubectl.txt", text)

@@ -28,8 +28,6 @@ from remote.cluster.manifests import Image, ManifestValues, render
 from remote.cluster.plan import plan
 from remote.cluster.settings import ClusterSection
 from remote.providers import GENERIC, PROVIDERS
-from remote.serving import PORT_IN_POD
-from tasks.adapter.serve import KEY_SECRET
 from tasks.clients.target_cluster import place_pods
 from tasks.cluster.node_list import pod_requirements
 from tests.support.paths import ROOT
@@ -60,14 +58,9 @@ BASIC = ManifestValues(
         "data": "/shared-data/chats.jsonl",
         "profile": "gpu",
         "job_spec": '{"run_id": "20261122-101500-train-0a1b2c"}',
-        "serve": '{"model": "/models/mistralai--Mistral-7B-Instruct-v0.3"}',
-        "server_arguments": ["/scratch/serve/base", "--enable-lora"],
         "run_id": "20261122-101500-train-0a1b2c",
     },
 )
-
-
-SERVER = Image.parse("docker.io/vllm/vllm-openai@sha256:" + "ef" * 32)
 
 
 def with_changes(**changes: Any) -> ManifestValues:
@@ -100,10 +93,8 @@ VARIANTS = {
         pull_secret=None,
         preemptible_label=OCI.preemptible_label,
     ),
-    "serve": with_changes(overlay="serve", server_image=SERVER),
-    "serve-without-fss": with_changes(overlay="serve", server_image=SERVER, volume_source=None, pull_secret=None),
 }
-FLEET = [name for name in VARIANTS if not name.startswith(("serve", "any-node"))]
+FLEET = [name for name in VARIANTS if not name.startswith("any-node")]
 VERSIONS = ("1.29", "1.34", "1.37")
 
 
@@ -241,28 +232,6 @@ def test_every_pod_fulfils_the_fleets_requirements(name: str) -> None:
     assert service["spec"]["selector"].items() <= labels.items(), "the Service selects these pods"
     (config,) = of_kind(name, "ConfigMap")
     assert container["envFrom"] == [{"configMapRef": {"name": config["metadata"]["name"]}}]
-
-
-@pytest.mark.parametrize("name", ["serve", "serve-without-fss"])
-def test_a_server_has_one_gpu_probes_limits_and_a_key_from_a_secret(name: str) -> None:
-    spec = pod_spec(name)
-    (first,), (server,) = spec["initContainers"], spec["containers"]
-    assert (first["image"], server["image"]) == (BASIC.image.reference, SERVER.reference), "by digest"
-    assert first["envFrom"] == server["envFrom"]
-    assert server["args"] == BASIC.extra_settings["server_arguments"]
-    assert of_kind(name, "ConfigMap")[0]["data"]["QLORA_FLEET_SERVE"] == BASIC.extra_settings["serve"]
-    assert server["resources"]["limits"] == {"memory": "24Gi", GPU_RESOURCE: "1"}
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert server[probe]["httpGet"] == {"path": "/health", "port": "http"}
-    patience = server["startupProbe"]["periodSeconds"] * server["startupProbe"]["failureThreshold"]
-    assert patience >= ClusterSection().ready_timeout_sec, "`inv serve` times out first, with the reason"
-    environment = {variable["name"]: variable for variable in server["env"]}
-    assert environment["VLLM_API_KEY"]["valueFrom"] == {"secretKeyRef": {"name": KEY_SECRET, "key": "key"}}
-    assert of_kind(name, "Secret") == of_kind(name, "Ingress") == []
-    (service,) = of_kind(name, "Service")
-    assert "type" not in service["spec"], "only within the cluster"
-    assert service["spec"]["selector"].items() <= job_spec(name)["template"]["metadata"]["labels"].items()
-    assert service["spec"]["ports"][0]["port"] == server["ports"][0]["containerPort"] == PORT_IN_POD
 
 
 @pytest.mark.parametrize("name", ["pods", "preemptible", "interactive", "pods-without-fss"])

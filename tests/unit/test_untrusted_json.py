@@ -14,7 +14,7 @@ from remote.hosts.host_protocol import HostUnreachable, parse_json
 from remote.hosts.local import LocalHost
 from remote.hosts.pods.kubectl import Unreachable
 from remote.image.plan import model_digests
-from remote.serving import BadServer, ServerClient, ServerResponse, ServerSoftware
+from remote.serving import BadServer, ServerClient
 from reports.read import attempts
 from tasks.clients.registry import read_push_record
 from tasks.clients.target_cluster import LAST_FILE, _read_last_cluster
@@ -22,6 +22,7 @@ from tasks.errors import TaskFailed
 from tasks.image.verify import parse_report
 from tasks.settings.layers import Settings
 from tests.support.cases import Case, load_cases
+from tests.support.machines.fake_openai import FakeOpenAI
 
 
 def write(path: Path, content: str) -> Path:
@@ -41,8 +42,8 @@ def read_from_host(text: str, _folder: Path) -> object:
 
 
 def parse_server_models(text: str, _folder: Path) -> object:
-    response = ServerResponse(status=200, reason="OK", content=text.encode())
-    return ServerClient("http://s", lambda _path, _data: response).models()
+    with FakeOpenAI({}, broken=(200, text.encode(), {})) as served:
+        return ServerClient(served.url, None).models()
 
 
 def read_ledger(text: str, folder: Path) -> object:
@@ -74,7 +75,6 @@ READERS: dict[Callable[[str, Path], object], Any] = {  # with the result for eac
     read_push: (ValueError, OSError),
     read_last_cluster: {},
     read_from_host: HostUnreachable,
-    lambda text, _: ServerSoftware.parse(text): ValueError,
     lambda text, _: model_digests({"qlora-fleet.models": text or "[]"}): {},
     lambda text, _: parse_report("i", text, 0): TaskFailed,
 }

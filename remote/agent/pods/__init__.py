@@ -5,6 +5,4 @@ None imports another module of ours.
 exec_relay: runs a command in a pod and frames its output
 link_output: links a job's output folder to a shared volume and becomes its command
 list_attempts: a training's attempts on the shared volume
-request_server: one HTTP request to the server in the same pod
-server_software: versions of vLLM and of what it needs for an NF4 base
 """

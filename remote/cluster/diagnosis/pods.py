@@ -13,11 +13,8 @@ from functools import partial
 from remote.cluster.diagnosis.finding import DEFAULT_PATIENCE_SEC, SHORT_PATIENCE_SEC, Diagnosis, Rule, first_match
 from remote.cluster.diagnosis.node_health import out_of_service_command
 from remote.cluster.labels import (
-    ADAPTER_CONTAINER,
     COMPONENT_LABEL,
     RUN_ANNOTATION,
-    SERVE,
-    SERVED_RUN_ANNOTATION,
     TRAIN,
     Object,
     label,
@@ -249,8 +246,6 @@ def _crash(pod: str, container: Object, terminated: Object, events: Sequence[Obj
     code, message, count = terminated.get("exitCode"), terminated.get("message", ""), container.get("restartCount", 0)
     subject, restarts = f"container {container['name']}", f", {count} restarts" if count else ""
     log = f"see `inv logs --pod {pod}`"
-    if container["name"] == ADAPTER_CONTAINER:
-        log = f"see `kubectl logs {pod} --container={ADAPTER_CONTAINER}`"
     if terminated.get("reason") == "OOMKilled":
         cause, reason = "out-of-memory", f" was killed: it used more memory than its limit{restarts}"
         remedy = "raise cluster.memory (it includes /dev/shm, but not GPU memory)"
@@ -292,16 +287,11 @@ def _readiness_findings(pod: Object, events: Sequence[Object]) -> list[Diagnosis
     for event in reversed(events):
         if event.get("reason") == "NodeNotReady":
             node = pod["spec"].get("nodeName", "its node")
-            remedy = f"after 30 s {_REPLACED}"
-            if label(pod, COMPONENT_LABEL) == SERVE:  # its Job has a podFailurePolicy
-                remedy = f"wait until it returns; if it is really off: `{out_of_service_command(node)}`"
-            return [Diagnosis("node-not-ready", f"{node} does not answer", remedy)]
+            return [Diagnosis("node-not-ready", f"{node} does not answer", f"after 30 s {_REPLACED}")]
         if event.get("reason") == "Unhealthy":
             message = collapse_whitespace(event.get("message", ""))
             log_remedy = f"`inv logs --pod {pod['metadata']['name']}`"
-            # The server is loading its model: its startup probe limits the time.
-            patience_sec = None if message.startswith("Startup probe failed") else DEFAULT_PATIENCE_SEC
-            return [Diagnosis("not-ready", message, log_remedy, patience_sec)]
+            return [Diagnosis("not-ready", message, log_remedy)]
     return []
 
 
@@ -310,7 +300,6 @@ _JOB_FAILURES = {
     "FailedIndexes": "some of its indexes failed",
     "DeadlineExceeded": "its deadline passed",
     "MaxFailedIndexesExceeded": "one of its pods failed more often than it allows",
-    "PodFailurePolicy": "a pod failed in a way that a retry does not fix",
 }
 
 
@@ -329,7 +318,6 @@ def _job_findings(job: Object, events: Sequence[Object]) -> list[Diagnosis]:
         message = failed.get("message") or _JOB_FAILURES.get(reason, "it failed")
         run = (job["metadata"].get("annotations") or {}).get(RUN_ANNOTATION)
         restart_command = "inv deploy --force" if run is None else f"inv train --resume={run}"
-        restart_command = _serve_command(job) if job["metadata"]["name"] == SERVE else restart_command
         remedy = f"see `inv logs` and `inv status`; restart it: `{restart_command}`"
         return [
             Diagnosis("deadline" if reason == "DeadlineExceeded" else "job-failed", message, remedy, SHORT_PATIENCE_SEC)
@@ -351,15 +339,6 @@ def _job_findings(job: Object, events: Sequence[Object]) -> list[Diagnosis]:
         return [Diagnosis("refused", message, "see `kubectl describe job`")]
     patience_sec = 2 * SHORT_PATIENCE_SEC if rule.cause in ("quota", "service-account") else SHORT_PATIENCE_SEC
     return [Diagnosis(rule.cause, message, rule.remedy, patience_sec)]
-
-
-def _serve_command(job: Object) -> str:
-    """Return the command that deployed a server's Job: only a server of an adapter has --enable-lora."""
-    containers = job.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])
-    arguments = [argument for container in containers for argument in container.get("args", [])]
-    run = (job["metadata"].get("annotations") or {}).get(SERVED_RUN_ANNOTATION)
-    is_merged = bool(arguments) and "--enable-lora" not in arguments
-    return "inv serve" + (" --merged" if is_merged else "") + ("" if run is None else f" --run={run}")
 
 
 def diagnose_claim(claim: Object, events: Iterable[Object]) -> list[Diagnosis]:

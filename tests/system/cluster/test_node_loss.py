@@ -1,10 +1,8 @@
-"""A node that dies: who is replaced, and the command that replaces the others, typed as it is printed.
+"""A node that dies: its worker is replaced.
 
 The tests' cluster does as Kubernetes 1.34 and 1.36 did (tests/support/kubernetes/controllers/jobs.py).
 """
 
-import re
-import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,43 +55,3 @@ def test_the_worker_of_a_dead_node_is_replaced(deployed: Operator) -> None:
     assert "2 of 2 pods are up" in output
     cluster.faults.restore_node(node)
     cluster.wait_until(lambda: len(pods_of(deployed, 0)) == 1, "the old pod to go")
-
-
-def test_the_printed_taint_replaces_the_pods_of_a_node_that_is_off(deployed: Operator) -> None:
-    """With a podFailurePolicy, as a server has it, the pod of a dead node holds its index."""
-    cluster = deployed.cluster
-    (job,) = deployed.objects("jobs.batch")
-    deployed.kubectl("delete", "job", "bench", "--cascade=foreground")
-    policy = {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]}
-    made = {key: job["spec"][key] for key in ("completionMode", "completions", "parallelism", "backoffLimitPerIndex")}
-    template = {**job["spec"]["template"], "metadata": {"labels": {"app.kubernetes.io/part-of": "qlora-fleet"}}}
-    labels = {"app.kubernetes.io/part-of": "qlora-fleet", "app.kubernetes.io/managed-by": "qlora-fleet"}
-    cluster.apply(
-        {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": {"name": "bench", "namespace": deployed.namespace, "labels": labels},
-            "spec": {**made, "podFailurePolicy": policy, "template": template},
-        }
-    )
-    cluster.wait_until(lambda: "2 of 2 pods are up" in deployed.inv("status"), "both pods")
-
-    name, node = lose_node_of(deployed, 1)
-    deployed.kubectl("delete", "pod", name, "--force", "--wait=false")
-    (pod,) = pods_of(deployed, 1)
-    assert pod["metadata"]["finalizers"] == ["batch.kubernetes.io/job-tracking"], "deletion by force does nothing"
-    commands = {
-        tuple(re.findall(r"`(kubectl taint [^`]+)`", deployed.inv(*task, code=code)))
-        for task, code in ((("status",), 0), (("nodes",), 0), (("doctor", "--only", "pods"), 3))
-    }
-    ((command,),) = commands
-    assert f" {node} " in command
-    cluster.output(*shlex.split(command)[1:])
-    cluster.wait_until(lambda: has_replacement(deployed, 1, name), "the replacement")
-    assert name not in [pod["metadata"]["name"] for pod in pods_of(deployed, 1)]
-
-    cluster.faults.restore_node(node)
-    output = deployed.inv("nodes")
-    (command,) = re.findall(r"(kubectl taint node \S+ \S+-)", output)
-    cluster.output(*shlex.split(command)[1:])
-    assert "3 nodes qualify" in deployed.inv("nodes")

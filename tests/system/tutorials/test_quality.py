@@ -1,7 +1,7 @@
 """Every command of docs/tutorials/quality.md, typed in a shell, in a copy of the project.
 
 Trials compute nothing, and the real model is the demo's small one under its name, trained for two steps.
-Not covered: the installation, and blocks `by-hand`: vLLM (tests/system/adapter/test_real_vllm.py).
+Not covered: the installation, and blocks `by-hand`: vLLM (tests/system/adapter/test_chain.py).
 """
 
 from pathlib import Path

@@ -1,23 +1,21 @@
 """Tests of the client with a server of its protocol, and with broken servers."""
 
 import contextlib
-import json
 import re
 import time
 
 import pytest
 
 from remote import serving
-from remote.hosts.command import Command, Secret
-from remote.hosts.host_protocol import Completed, HostUnreachable
-from remote.serving import BadServer, Completion, ServerUnavailable, connect, connect_in_pod
+from remote.hosts.command import Secret
+from remote.serving import BadServer, Completion, ServerClient, ServerUnavailable
 from tests.support.machines.fake_openai import FakeOpenAI
 from tests.support.machines.http_stubs import StubHandler, StubServer
 
 
 def test_chats_and_completions_are_greedy_and_say_whether_they_ended() -> None:
     with FakeOpenAI({"Hello": " Hi \n"}, key="k") as served:
-        server = connect(f"{served.url}/v1/", Secret("k"))
+        server = ServerClient(f"{served.url}/v1/", Secret("k"))
         assert server.models() == ["tuned"]
         assert server.chat("tuned", [{"role": "user", "content": "Hello"}], 9) == Completion(text="Hi", has_ended=True)
         served.reason = "length"
@@ -54,14 +52,14 @@ def test_what_is_no_answer_is_named(
 ) -> None:
     monkeypatch.setattr(serving, "MAX_RESPONSE_BYTES", 1000)
     with FakeOpenAI({}, broken=broken) as served, pytest.raises(kind, match=token):
-        connect(served.url, None).complete("tuned", "?", 9)
+        ServerClient(served.url, None).complete("tuned", "?", 9)
 
 
 def test_a_list_of_models_of_another_form_is_named() -> None:
     with FakeOpenAI({}, models=(7,)) as served, pytest.raises(BadServer, match="/v1/models: "):
-        connect(served.url, None).models()
+        ServerClient(served.url, None).models()
     with FakeOpenAI({}, broken=(200, b'{"data": 5}', {})) as served, pytest.raises(BadServer, match="/v1/models: "):
-        connect(served.url, None).models()
+        ServerClient(served.url, None).models()
 
 
 @pytest.mark.parametrize(
@@ -83,77 +81,25 @@ def test_an_answer_that_trickles_in_is_given_up(start: bytes, part: bytes, monke
 
     monkeypatch.setattr(serving, "REQUEST_TIMEOUT_SEC", 0.2)
     with StubServer(Slow) as served, pytest.raises(ServerUnavailable, match="0 s"):
-        connect(f"http://{served.host}", None).models()
+        ServerClient(f"http://{served.host}", None).models()
 
 
 def test_this_machine_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeOpenAI({}, key="k") as served, FakeOpenAI({}) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         proxy.models = ("of the proxy",)
-        assert connect(served.url, Secret("k")).models() == ["tuned"]
-        assert connect("http://10.0.0.7", None).models() == ["of the proxy"]
+        assert ServerClient(served.url, Secret("k")).models() == ["tuned"]
+        assert ServerClient("http://10.0.0.7", None).models() == ["of the proxy"]
 
 
 def test_the_key_is_asked_for_and_goes_over_plain_http_to_this_machine_alone() -> None:
     with FakeOpenAI({}, key="k") as served, pytest.raises(BadServer, match=r"401 Unauthorized.*--key-file"):
-        connect(served.url, None).models()
+        ServerClient(served.url, None).models()
     with pytest.raises(BadServer, match="https"):
-        connect("http://10.0.0.7:8000", Secret("k"))
+        ServerClient("http://10.0.0.7:8000", Secret("k"))
     wrongs = ("127.0.0.1:8000", "ftp://here", "http://user:pw@here", "http:///v1", "http://[::1", "http://h:port")
     for wrong in (*wrongs, "http://h:99999", "http://h/ x", "http://h/#x", "http://h?x", "http://\x1b[2J"):
         with pytest.raises(BadServer, match=re.escape(repr(wrong))):
-            connect(wrong, None)
+            ServerClient(wrong, None)
     with pytest.raises(ServerUnavailable, match="refused"):
-        connect("http://127.0.0.1:9", None).models()
-
-
-class Pod:
-    """Host that prints a fixed output."""
-
-    name, workdir, python = "pod", "/w", ("python3",)
-
-    def __init__(self, stdout: bytes, exit_code: int = 0) -> None:
-        self.stdout, self.exit_code = stdout, exit_code
-        self.ran: list[tuple[str, ...]] = []
-
-    def run(self, command: Command, **_given: object) -> Completed:
-        self.ran.append(command.argv)
-        return Completed(exit_code=self.exit_code, stdout=self.stdout, stderr=b"Traceback\nKeyError: POD_IP\n")
-
-
-def encode_response(status: int, body: bytes) -> bytes:
-    return json.dumps({"status": status, "reason": "OK"}).encode() + b"\n" + body
-
-
-def test_an_answer_comes_whole() -> None:
-    pod = Pod(encode_response(200, b'{"data":\n[{"id": "tuned"}]}'))
-    assert connect_in_pod(pod).models() == ["tuned"]
-    ((*_, path, _timeout_sec, _max_bytes, _max_error_bytes),) = pod.ran
-    assert path == "/v1/models"
-
-
-@pytest.mark.parametrize(
-    ("stdout", "code", "kind", "token"),
-    [
-        (encode_response(401, b"no"), 0, BadServer, "pod/v1/models: 401 OK: no"),
-        (encode_response(503, b"loading"), 0, ServerUnavailable, "503 OK: loading"),
-        (b'{"away": "refused"}\n', 0, ServerUnavailable, "refused"),
-        (b"", 1, ServerUnavailable, "pod/v1/models: .*Traceback KeyError: POD_IP"),
-        (b"[]\n", 0, ServerUnavailable, "pod/v1/models: "),
-    ],
-)
-def test_an_unusable_output_of_the_program_in_the_pod_has_its_class(
-    stdout: bytes, code: int, kind: type[Exception], token: str
-) -> None:
-    with pytest.raises(kind, match=token):
-        connect_in_pod(Pod(stdout, code)).models()
-
-
-def test_a_pod_that_is_gone_is_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*_given: object, **_more: object) -> Completed:
-        raise HostUnreachable("no pod has index 0")
-
-    pod = Pod(b"")
-    monkeypatch.setattr(pod, "run", gone)
-    with pytest.raises(ServerUnavailable, match="no pod has index 0"):
-        connect_in_pod(pod).models()
+        ServerClient("http://127.0.0.1:9", None).models()

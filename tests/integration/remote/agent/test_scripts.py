@@ -1,79 +1,27 @@
-"""Tests of programs of one file on the oldest supported Python: a request to a server, a training's attempts.
+"""Tests of programs of one file on the oldest supported Python: a training's attempts.
 
 And of a server whose certificate is not trusted.
 """
 
-import json
 import os
 import subprocess
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from remote import serving
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Secret
 from remote.hosts.host_protocol import read_json
 from remote.hosts.local import LocalHost
-from remote.serving import BadServer, ServerUnavailable, connect
+from remote.serving import BadServer, ServerClient
 from tests.support.hosts.pythons import other_python
 from tests.support.machines.fake_openai import FakeOpenAI
 from tests.support.paths import ROOT
-
-KEY = "key-of-the-server"
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Server that lists one model to requests with the key, and redirects all others."""
-
-    def do_GET(self) -> None:
-        is_allowed = self.headers["Authorization"] == f"Bearer {KEY}"
-        self.send_response(200 if is_allowed else 302)
-        if not is_allowed:
-            self.send_header("Location", "http://127.0.0.1:1/elsewhere")
-        self.end_headers()
-        self.wfile.write(json.dumps({"data": [{"id": "tuned"}]}, indent=1).encode() if is_allowed else b"moved")
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> LocalHost:
     return LocalHost(name="old", workdir=str(tmp_path), python=(other_python("3.9"),))
-
-
-@pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(serving, "PORT_IN_POD", server.server_port)
-        monkeypatch.setenv("POD_IP", "127.0.0.1")
-        monkeypatch.setenv("VLLM_API_KEY", KEY)
-        yield server.server_port
-        server.shutdown()
-
-
-@pytest.mark.usefixtures("port")
-def test_a_request_from_inside_the_pod_carries_its_key_and_follows_no_redirect(
-    host: LocalHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert serving.connect_in_pod(host).models() == ["tuned"]
-    monkeypatch.setenv("VLLM_API_KEY", "another")
-    with pytest.raises(BadServer, match="302"):
-        serving.connect_in_pod(host).models()
-
-
-def test_a_server_that_is_not_there_is_worth_another_try(
-    host: LocalHost, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POD_IP", "127.0.0.2")
-    with pytest.raises(ServerUnavailable, match="refused"):
-        serving.connect_in_pod(host).models()
-    assert port
 
 
 def test_attempts_on_the_volume_have_the_times_of_their_files(host: LocalHost, tmp_path: Path) -> None:
@@ -125,6 +73,6 @@ def test_a_certificate_that_is_not_trusted_is_nothing_that_passes(
     with FakeOpenAI({}, key="k") as served:
         served.socket = context.wrap_socket(served.socket, server_side=True)
         with pytest.raises(BadServer, match=r"not trusted: .*SSL_CERT_FILE"):
-            connect(f"https://{served.host}", Secret("k")).models()
+            ServerClient(f"https://{served.host}", Secret("k")).models()
         monkeypatch.setenv("SSL_CERT_FILE", str(authority))
-        assert connect(f"https://{served.host}", Secret("k")).models() == ["tuned"]
+        assert ServerClient(f"https://{served.host}", Secret("k")).models() == ["tuned"]

@@ -25,7 +25,6 @@ from remote.hosts.host_protocol import Completed
 from remote.image.engine import EngineImage, EngineUsage
 from remote.providers import PROVIDERS
 from tasks import ns
-from tasks.adapter import serve
 from tasks.cli.flags import Command
 from tasks.clients.workers import BenchProgram
 from tasks.cluster import deploy, node_list
@@ -41,7 +40,6 @@ DIGEST = "sha256:" + "ab" * 32
 SETTINGS = f"""
 cluster: {{ image: 'h/r@{DIGEST}', pull_secret: null, provider: generic, volume: {{ handle: null }} }}
 registry: {{ image: 'registry.example/team/bench:1', user: me }}
-serve: {{ image: 'h/vllm@{DIGEST}' }}
 model: {{ path: /models/m }}
 """
 CHANGING = {
@@ -135,14 +133,13 @@ def _fakes(project: Path, monkeypatch: Patch) -> None:
     def fake_engine(*_: object) -> Iterator[EngineWithoutChanges]:
         yield EngineWithoutChanges()
 
-    for module in (deploy, node_list, serve):
+    for module in (deploy, node_list):
         monkeypatch.setattr(module, "open_cluster", fake_cluster)
     for module in (archive, build, model, vm):
         monkeypatch.setattr(module, "build_vm", fake_vm)
     monkeypatch.setattr("remote.image.engine.connect", fake_engine)
     built = build.EngineImage(image_id="i", size=1, labels={})
     monkeypatch.setattr(build, "plan_build", lambda *_, **__: built)
-    monkeypatch.setattr(serve, "component_hosts", lambda *_, **__: [SimpleNamespace()])
     monkeypatch.setattr("remote.image.vm_jobs.VmWork.start", refuse("VmWork.start"))
     monkeypatch.setattr(model.vm_jobs, "claim", lambda *_, create=True: create and pytest.fail("a folder was claimed"))
 
@@ -191,8 +188,6 @@ CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
     "nodes": {"cordon": True},
     "push": {},
     "report": {"run": RUN.run_id},
-    "serve.start": lambda results, _: arrange_adapter(results),
-    "serve.stop": {},
     "teardown": {},
     "train": arrange_train,
     "vm.engine": {"tmpdir": "/mnt/fss"},
@@ -213,7 +208,7 @@ def test_a_dry_run_prints_its_plan_as_json_and_changes_nothing(
     monkeypatch: Patch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if name in ("deploy", "serve.start") and shutil.which("kubectl") is None:
+    if name == "deploy" and shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     case, command = CASES[name], CHANGING[name]
     assert isinstance(command, Command)

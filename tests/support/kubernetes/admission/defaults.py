@@ -56,7 +56,7 @@ def job(obj: Json) -> None:
     if "completions" not in spec and "parallelism" not in spec:
         spec["completions"] = 1
     _set(spec, parallelism=1, completionMode="NonIndexed", suspend=False, manualSelector=False)
-    _set(spec, podReplacementPolicy="Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed")
+    _set(spec, podReplacementPolicy="TerminatingOrFailed")
     # With a limit per index, the Job's own limit is effectively infinite.
     _set(spec, backoffLimit=2147483647 if "backoffLimitPerIndex" in spec else 6)
     uid, name = obj["metadata"]["uid"], obj["metadata"]["name"]

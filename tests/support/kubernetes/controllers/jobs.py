@@ -1,12 +1,10 @@
 """Job controller: a pod per index, replacements, limits, conditions.
 
-As recorded from Kubernetes 1.34 and 1.36: a pod has a finalizer until it is counted. With podReplacementPolicy Failed,
-the default with a podFailurePolicy, that is when it has ended: a pod that a dead node cannot end, or that was deleted
-by force there, stays and has no replacement. Else its deletion counts as a failure, and its replacement starts at once.
+As recorded from Kubernetes 1.34 and 1.36: a pod has a finalizer until it is counted. Its deletion counts as a failure,
+and its replacement starts at once.
 
-Not covered: Jobs that are not Indexed, podFailurePolicy beyond Ignore of DisruptionTarget and FailJob on exit codes,
-successPolicy, backoffLimit, TTL, activeDeadlineSeconds, maxFailedIndexes, the back-off delay between retries (a
-replacement is created immediately).
+Not covered: Jobs that are not Indexed, podFailurePolicy, podReplacementPolicy, successPolicy, backoffLimit, TTL,
+activeDeadlineSeconds, maxFailedIndexes, the back-off delay between retries (a replacement is created immediately).
 """
 
 from collections import Counter, defaultdict
@@ -50,15 +48,6 @@ def _is_going(obj: Json) -> bool:
 
 def _is_owned(pod: Json, jobs: set[str]) -> bool:
     return any(ref["uid"] in jobs for ref in pod["metadata"].get("ownerReferences", []))
-
-
-def _failed_container(pod: Json) -> Json | None:
-    """Return the status of the first failed container, init containers included."""
-    status = pod.get("status", {})
-    for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
-        if container["state"].get("terminated", {}).get("exitCode", 0) != 0:
-            return dict(container)
-    return None
 
 
 class JobController:
@@ -105,7 +94,8 @@ class JobController:
         metadata, status = job["metadata"], deep_copy(job.get("status", {}))
         pods = [pod for pod in self._store.list("pods", metadata["namespace"]) if _is_owned(pod, {metadata["uid"]})]
         done = parse_indexes(status.get("completedIndexes", ""))
-        verdict = self._count(job, pods, status, done) or self._verdict(job, done)
+        self._count(job, pods, status, done)
+        verdict = self._verdict(job, done)
         active = [pod for pod in pods if _phase(pod) in _ACTIVE]
         alive = [pod for pod in active if not _is_going(pod)]
         status["terminating"] = len(active) - len(alive)
@@ -118,44 +108,23 @@ class JobController:
                 status["failed"] = status.get("failed", 0) + len(alive)
             alive = []
         else:
-            alive += self._create(job, pods, alive, done)
+            alive += self._create(job, alive, done)
         status |= {"active": len(alive), "ready": sum("Ready" in true_conditions(pod) for pod in alive)}
         if done:
             status["completedIndexes"] = format_indexes(done)
         self._store.edit("jobs.batch", metadata["namespace"], metadata["name"], lambda j: j.update(status=status))
 
-    def _count(self, job: Json, pods: list[Json], status: Json, done: set[int]) -> tuple[str, ...]:
-        """Count each finished pod once in the status; return the verdict of a failure policy that applies, or ()."""
+    def _count(self, job: Json, pods: list[Json], status: Json, done: set[int]) -> None:
+        """Count each finished pod once in the status."""
         for pod in pods:
             is_tracked = _TRACKING in pod["metadata"].get("finalizers", [])
-            counts_as_going = _is_going(pod) and job["spec"]["podReplacementPolicy"] != "Failed"
             if _phase(pod) == "Succeeded":
                 done.add(_index(pod))
                 self._release(pod)
-            elif is_tracked and (counts_as_going or _phase(pod) not in _ACTIVE):
+            elif is_tracked and (_is_going(pod) or _phase(pod) not in _ACTIVE):
                 self._release(pod)
-                action = self._policy(job, pod)
-                if action == "Ignore":
-                    continue
                 status["failed"] = status.get("failed", 0) + 1
-                if action == "FailJob":
-                    return "Failed", "PodFailurePolicy", _policy_message(pod)
                 self._failures[job["metadata"]["uid"]][_index(pod)] += 1
-        return ()
-
-    @staticmethod
-    def _policy(job: Json, pod: Json) -> str:
-        """Return the action of the first matching rule of podFailurePolicy; Count if none matches."""
-        conditions, failed = true_conditions(pod), _failed_container(pod)
-        code = None if failed is None else failed["state"]["terminated"]["exitCode"]
-        for rule in job["spec"].get("podFailurePolicy", {}).get("rules", []):
-            if any(pattern["type"] in conditions for pattern in rule.get("onPodConditions", [])):
-                return str(rule["action"])
-            codes = rule.get("onExitCodes")
-            applies = failed is not None and codes and codes.get("containerName") in (None, failed["name"])
-            if applies and (code in codes["values"]) == (codes["operator"] == "In"):
-                return str(rule["action"])
-        return "Count"
 
     def _failed(self, job: Json) -> set[int]:
         limit = job["spec"].get("backoffLimitPerIndex", float("inf"))
@@ -169,11 +138,9 @@ class JobController:
             return "Failed", "FailedIndexes", "Job has failed indexes"
         return "Complete", "CompletionsReached", "Reached expected number of succeeded pods"
 
-    def _create(self, job: Json, pods: list[Json], alive: list[Json], done: set[int]) -> list[Json]:
+    def _create(self, job: Json, alive: list[Json], done: set[int]) -> list[Json]:
         spec = job["spec"]
-        # A pod that is being deleted keeps its index only under podReplacementPolicy Failed.
-        going = pods if spec["podReplacementPolicy"] == "Failed" else alive
-        busy = {_index(pod) for pod in going if _phase(pod) in _ACTIVE} | done | self._failed(job)
+        busy = {_index(pod) for pod in alive} | done | self._failed(job)
         free = [index for index in range(spec["completions"]) if index not in busy]
         made = []
         for index in free[: max(0, spec["parallelism"] - len(alive))]:
@@ -202,10 +169,3 @@ class JobController:
         for container in [*spec.get("initContainers", []), *spec["containers"]]:
             container.setdefault("env", []).append({"name": "JOB_COMPLETION_INDEX", "valueFrom": where})
         return {"apiVersion": "v1", "kind": "Pod", **template}
-
-
-def _policy_message(pod: Json) -> str:
-    where = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-    failed = _failed_container(pod) or {}
-    code = failed["state"]["terminated"]["exitCode"]
-    return f"Container {failed['name']} for pod {where} failed with exit code {code} matching FailJob rule at index 0"

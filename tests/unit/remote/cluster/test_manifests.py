@@ -7,7 +7,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from remote.cluster.manifests import key_secret, pull_secret, to_yaml
+from remote.cluster.manifests import pull_secret, to_yaml
 from remote.hosts.command import Secret
 
 
@@ -42,10 +42,3 @@ def test_every_form_of_the_password_is_returned_for_masking() -> None:
     forms = {secret.reveal() for secret in hidden}
     assert forms == {NASTY, base64.b64encode(f"u:{NASTY}".encode()).decode(), made["data"][".dockerconfigjson"]}
     assert NASTY not in repr(hidden)
-
-
-def test_a_servers_key_is_one_field_and_returned_for_masking() -> None:
-    made, hidden = key_secret(name="serve-key", namespace="n", key=Secret(NASTY))
-    kubernetes_validate.validate(made, "1.34", strict=True)
-    assert base64.b64decode(made["data"]["key"]).decode() == NASTY
-    assert {secret.reveal() for secret in hidden} == {NASTY, made["data"]["key"]}

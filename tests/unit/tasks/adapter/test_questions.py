@@ -83,7 +83,7 @@ def test_without_a_recorded_answer_the_command_that_records_some_is_named(answer
         FakeOpenAI({}) as server,
         pytest.raises(UsageError, match=r"inv adapter\.check --run="),
     ):
-        list(questions.query_server(answered, questions.connect(server.url, None), "tuned"))
+        list(questions.query_server(answered, questions.ServerClient(server.url, None), "tuned"))
 
 
 def set_stdin(lines: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -115,9 +115,3 @@ def test_the_adapter_itself_gets_all_questions_at_once_on_a_worker(
         questions.chat(Context(), None)
     with pytest.raises(UsageError, match=r"not UTF-8: caf"):
         questions.split_conversations(["tea", "caf\udce9"])
-
-
-@pytest.mark.usefixtures("answered")
-def test_a_key_file_is_refused_for_a_server_whose_pod_has_the_key() -> None:
-    with pytest.raises(UsageError, match="--key-file"):
-        check("cluster", key_file="key")

@@ -61,7 +61,7 @@ def test_no_flag_of_a_task_has_a_short_form() -> None:
 @pytest.mark.parametrize(
     ("line", "candidates"),
     [
-        ("inv collect rep", {"report", "data.check", "serve.start"}),
+        ("inv collect rep", {"report", "data.check", "serve.check"}),
         ("inv train --da", {"--data", "--dry-run"}),
         ("inv compare A --", {"--tolerance"}),
         ("inv benhc --", {"--list"}),
@@ -85,7 +85,7 @@ def test_a_shell_gets_the_tasks_and_flags_that_may_follow(inv: Inv, line: str, c
         (("compare", "--help"), ("inv compare FIRST SECOND [--flags]", "--tolerance", "Examples:")),
         (("settings", "-h"), ("inv settings [NAME] [--flags]", "--changed", "Examples:")),
         (("help", "cluster"), ("nodes ", "teardown ")),
-        (("help", "serve"), ("--merged", "Examples:", "serve.stop ")),
+        (("help", "tenancy"), ("Examples:", "tenancy.repository ")),
         (("help", "image"), (".archive", ".verify")),
         (("image",), (".archive", ".verify")),
         (("--version",), (f"qlora-fleet {VERSION}, Invoke 2.", f", Python {platform.python_version()}")),

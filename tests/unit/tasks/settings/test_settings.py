@@ -94,7 +94,7 @@ def test_text_from_the_environment_becomes_what_the_setting_is(context: Make, mo
         "COST_PRICE_SOURCE": "2",
         "FLEET_LOCAL_THREADS": "2",
         "CLUSTER_PREEMPTIBLE": "true",
-        "SERVE_ARGUMENTS": "[--seed, '7']",
+        "NOTIFY_COMMAND": "[--seed, '7']",
         "TRAIN_COLUMNS": '{"prompt": "frage ü", "messages": null}',
     }.items():
         monkeypatch.setenv(f"INVOKE_{name}", text)
@@ -107,7 +107,7 @@ def test_text_from_the_environment_becomes_what_the_setting_is(context: Make, mo
     assert (settings.fleet.workspace, settings.bench.deadline_sec, settings.fleet.local.threads) == ("/w s", None, 2)
     assert (settings.cost.price_usd_per_gpu_hour, settings.cost.price_source) == (2.0, "2")
     assert settings.cluster.preemptible is True
-    assert settings.serve.arguments == ("--seed", "7")
+    assert settings.notify.command == ("--seed", "7")
     assert settings.train.columns == {"prompt": "frage ü", "messages": None}
 
 
