@@ -5,7 +5,8 @@ A decoder block has four products, each of one or several linear layers with a c
     qkv      hidden -> query, key, key        gate_up  hidden -> inner, inner
     out      query -> hidden                  down     inner -> hidden
 
-Layers that a family joins (one `qkv_proj`) are one element of `linear_layers` with three outputs. A family registers
+A family whose MLP the model's own module computes, as of a mixture of experts, declares the first two only. Layers that
+a family joins (one `qkv_proj`) are one element of `linear_layers` with three outputs. A family registers
 itself when it is imported; a second registration fails then.
 """
 
@@ -246,6 +247,11 @@ def is_registered(config: Config) -> bool:
     """Return whether the model type of config.json is registered."""
     model_type = config.get("model_type")
     return isinstance(model_type, str) and model_type in _BY_MODEL_TYPE
+
+
+def has_all_weights(config: Config) -> bool:
+    """Return whether a model's architecture declares all weights of its blocks, from which predictions compute."""
+    return is_registered(config) and bool(find(config).product("down"))
 
 
 def find(config: Config) -> Architecture:

@@ -1,6 +1,7 @@
 """The registered architectures: one declaration for each family of models."""
 
 from bench.architectures.architecture import (
+    ATTENTION_PRODUCTS,
     Architecture,
     Config,
     ConfigError,
@@ -130,6 +131,42 @@ QWEN3 = Architecture(
     features=lambda config: _qwen3_features({**QWEN3_DEFAULTS, **config}),
 )
 register(QWEN3)
+
+# Attention of the above before a mixture of experts, or an MLP in some layers, which the model's own module computes.
+ATTENTION_LAYERS = tuple(layer for layer in LLAMA_LAYERS if layer.product in ATTENTION_PRODUCTS)
+KNOWN_BY_MLP = {"hidden_act": "silu", "mlp_bias": False}  # the module computes it, whatever it is
+QWEN_MOE_DEFAULTS = {"num_key_value_heads": 4, "sliding_window": 4096}
+
+
+def _mixtral_features(config: Config) -> dict[Feature, str]:
+    features = read_features({**config, **MISTRAL_UNREAD, **KNOWN_BY_MLP})
+    noise = "noise in the inputs of experts"
+    return features | ({Feature.OTHER: noise} if config.get("router_jitter_noise") else {})
+
+
+def _with_used_window(config: Config) -> Config:
+    known = {**QWEN_MOE_DEFAULTS, **config}
+    return known if known.get("use_sliding_window") else {**known, "sliding_window": None}
+
+
+MIXTRAL = Architecture(
+    model_types=("mixtral",),
+    linear_layers=ATTENTION_LAYERS,
+    geometry=lambda config: read_geometry({"num_key_value_heads": 8, **config}),
+    features=_mixtral_features,
+)
+register(MIXTRAL)
+
+QWEN3_MOE = Architecture(
+    model_types=("qwen3_moe",),
+    linear_layers=ATTENTION_LAYERS,
+    geometry=lambda config: read_geometry(_with_used_window(config)),
+    features=lambda config: {
+        Feature.QK_NORM: "a norm on q and k",
+        **read_features({**_with_used_window(config), **KNOWN_BY_MLP}),
+    },
+)
+register(QWEN3_MOE)
 
 # GeGLU, norms before and after, (1 + w) norms, scaled embeddings, and local layers between global ones.
 GEMMA_DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True}

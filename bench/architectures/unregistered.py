@@ -42,8 +42,8 @@ PACKED_TYPES = (
     "diffllama dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma glm glm4 glm4_moe glm4_moe_lite "
     "gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gptj granite granite_swa granitemoe granitemoe_swa "
     "granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2 jetmoe "
-    "kolibri1 laguna mellum mimo_v2_flash minicpm3 minimax_m2 ministral mixtral modernbert-decoder nanochat "
-    "nemotron olmo olmo2 olmo3 olmoe persimmon phi phimoe qwen2_moe qwen3_moe seed_oss smollm3 solar_open stablelm "
+    "kolibri1 laguna mellum mimo_v2_flash minicpm3 minimax_m2 ministral modernbert-decoder nanochat "
+    "nemotron olmo olmo2 olmo3 olmoe persimmon phi phimoe qwen2_moe seed_oss smollm3 solar_open stablelm "
     "starcoder2 vaultgemma youtu"
 )
 _BLOCK_WEIGHT = re.compile(r"(?P<blocks>.+?)\.(?P<index>\d{1,6})\.(?P<path>.+)\.weight")

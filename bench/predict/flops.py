@@ -8,7 +8,7 @@ the gradient passes through them to the adapters below, but their weights get no
 Norms, rotary embedding, activation functions, softmax, the loss, dequantization and the optimizer are left out, as
 usual: together they are far below a percent at these sizes. An embedding lookup costs no FLOP.
 
-The weights of a type without a declaration are those of the record of its base, which `sized_config` of
+The weights of a type without a whole declaration are those of the record of its base, which `sized_config` of
 `bench.qlora.step` puts into its config. Not covered: the states of state-space layers.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from bench.architectures import find
-from bench.architectures.architecture import is_registered
+from bench.architectures.architecture import has_all_weights
 from bench.architectures.unregistered import BASE_RECORD, experts_of_a_token
 from bench.records import Trial
 from bench.records.adapter import BaseRecord
@@ -41,8 +41,8 @@ class TokenFlops:
 
 
 def recorded(config: Mapping[str, Any]) -> BaseRecord | None:
-    """Return the record of a model's base; None for a declared family, whose weights are computed."""
-    record: BaseRecord | None = config.get(BASE_RECORD) if is_registered(config) else config[BASE_RECORD]
+    """Return the record of a model's base; None for a whole declaration, from which weights are computed."""
+    record: BaseRecord | None = config.get(BASE_RECORD) if has_all_weights(config) else config[BASE_RECORD]
     return record
 
 

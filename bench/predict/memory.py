@@ -148,6 +148,7 @@ RECIPES: dict[str, RecipeMemory] = {
     ),
 }
 GRADIENT_BYTES = 4.0
+CHOICE_BYTES = 54  # an expert of a token: its score in several dtypes, and five indices of 64 bits
 MASK_BYTES = 3.0  # per pair of positions of a packed row or an example: a boolean mask, and one in 16 bit
 INPUTS_IN_TRANSIT = 2  # layer inputs on the device at the peak, with offload_checkpoints; none in 8 bits
 
@@ -165,6 +166,7 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
     attention_inputs, other_inputs = _adapter_input_bytes(config, trial, recipe)
     rank_bytes = recipe.saved_per_rank * trial.lora_rank * len(architecture.select(trial.lora_targets))
     layer_bytes = recipe.saved.bytes_per_token(model) + rank_bytes + attention_inputs + _head_norm_bytes(config, trial)
+    layer_bytes += _router_bytes(config) if trial.recipe == "fast" else 0
     is_blockwise = trial.matmul == "int8" and model["inner"] % QUANT_BLOCK == 0
     if is_blockwise:  # gate and up in 8 bits, a scale for each block
         layer_bytes -= 2 * model["inner"] * (1 - 4 / QUANT_BLOCK)
@@ -226,6 +228,15 @@ def _expert_bytes(config: Mapping[str, Any], positions: int) -> float:
         # The weight, its product's input and output, and the activation with its gradient, all in 16 bits.
         largest = max(largest, 2.0 * (max(numbers) + rows * (widths + hidden)))
     return largest
+
+
+def _router_bytes(config: Mapping[str, Any]) -> int:
+    """Count the bytes per token that a block of experts keeps in `fast`: their input, all scores, and its choices."""
+    record = flops.recorded(config)
+    if record is None or not record.experts:
+        return 0
+    experts = max(shapes[0][0] for shapes in record.experts.values())
+    return 2 * find(config).geometry(config).hidden + 4 * experts + CHOICE_BYTES * experts_of_a_token(config)
 
 
 def _head_norm_bytes(config: Mapping[str, Any], trial: Trial) -> int:
@@ -291,7 +302,8 @@ def base_bytes(config: Mapping[str, Any], trial: Trial) -> float:
     embeddings = embeddings if (record := flops.recorded(config)) is None else record.others
     if trial.base_precision != "nf4":
         return 2.0 * (blocks + embeddings)  # the reference casts nothing to fp32 here
-    held = HELD_WEIGHT_BYTES[trial.matmul] * blocks * min(trial.held_layers, layers) / layers
+    joined = sum(inputs * outputs for inputs, outputs in find(config).shapes(config).values())
+    held = HELD_WEIGHT_BYTES[trial.matmul] * joined * min(trial.held_layers, layers)
     on_device = 0 if trial.recipe == "fast" and trial.offload_checkpoints else embeddings
     return NF4_BYTES * blocks + held + _int8_extra_bytes(config, trial) + recipe.embedding_bytes * on_device
 

@@ -15,6 +15,8 @@ module that transformers itself cannot compute by groups (Llama 4, JetMoE) runs 
 
 import importlib
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -28,6 +30,7 @@ from bench.torch_stack import Stack
 
 MXFP4_WEIGHTS = ("gate_up_proj", "down_proj")
 QUANTIZER = "bitsandbytes_4bit"  # transformers' name of what loads a model in NF4
+_HAS_PRODUCTS = ContextVar("has_products", default=True)
 
 
 def is_expert_weight(module: Any, name: str) -> bool:
@@ -120,23 +123,24 @@ def quantized_experts(model: Any) -> Iterator[tuple[Any, list[str]]]:
             yield module, names
 
 
-def install(model: Any) -> None:
-    """Let modules with experts in NF4 compute with them. Again after a patch that replaced their `forward`."""
-    for module, names in quantized_experts(model):
+def install(model: Any, *, is_compiled: bool = False) -> None:
+    """Let modules with experts in NF4 compute with them. Again after a patch that replaced their `forward`.
+
+    `is_compiled`: compiled code calls them, which the compiler shall not look into.
+    """
+    for module, _ in quantized_experts(model):
         vars(module).pop("forward", None)
         # transformers marks experts that can be computed by groups, and since 5.23 those with a norm behind each
         is_grouped = hasattr(module, "is_transposed") and not getattr(module, "has_post_expert_norm", False)
-        is_cuda = module._parameters[names[0]].is_cuda
-        module.__class__ = _with_nf4(module.__class__, is_grouped=is_grouped, is_cuda=is_cuda)
+        base: Any = getattr(module, "unquantized", type(module))
+        module.__class__ = _with_nf4(base, is_grouped=is_grouped, is_compiled=is_compiled)
 
 
 @cache
-def _with_nf4(base: Any, *, is_grouped: bool, is_cuda: bool) -> Any:
+def _with_nf4(base: Any, *, is_grouped: bool, is_compiled: bool) -> Any:
     """Make the class of all layers' modules: compiled code that calls them is the same for all layers."""
-    if hasattr(base, "unquantized"):
-        return base
     forward = _forward_grouped if is_grouped else _forward_dequantized
-    forward = torch.compiler.disable(forward) if is_cuda else forward  # elsewhere nothing is compiled
+    forward = torch.compiler.disable(forward) if is_compiled else forward
     return type(base.__name__, (base,), {"forward": forward, "unquantized": base})
 
 
@@ -164,6 +168,16 @@ def _forward_dequantized(module: Any, *args: Any, **options: Any) -> Any:
 
 
 # Products by groups ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def without_products() -> Iterator[None]:
+    """Let grouped experts keep what their backward pass needs, and return an output of any value."""
+    token = _HAS_PRODUCTS.set(False)
+    try:
+        yield
+    finally:
+        _HAS_PRODUCTS.reset(token)
 
 
 def _forward_grouped(module: Any, hidden: Any, ids: Any, scores: Any) -> Any:
@@ -198,6 +212,8 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, module: Any, inputs: Any, hidden: Any, scores: Any, ids: Any) -> Any:
         ctx.module, ctx.inputs = module, inputs
         ctx.groups = groups = Groups.sort(ids, module.num_experts)
+        if not _HAS_PRODUCTS.get():
+            return torch.empty_like(hidden)
         act = _act(module, _product(module, _up(module), hidden[groups.tokens], groups))
         return combine(_product(module, "down_proj", act, groups), groups, scores).to(hidden.dtype)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.architectures import find
-from bench.architectures.architecture import is_registered
+from bench.architectures.architecture import has_all_weights
 from bench.architectures.unregistered import BASE_RECORD
 from bench.data.collate import Batch
 from bench.data.inputs import InputError
@@ -142,10 +142,10 @@ def probe(stack: Stack, trial: Trial) -> BaseRecord:
 def sized_config(trial: Trial) -> dict[str, Any]:
     """Read the config of a trial's model for predictions of its memory.
 
-    That of a type without a declaration gets the record of its base, which takes seconds. Raises like `probe`.
+    That of a type without a whole declaration gets the record of its base, which takes seconds. Raises like `probe`.
     """
     config = read_config(Path(trial.model))
-    if is_registered(config):
+    if has_all_weights(config):
         return config
     return config | {BASE_RECORD: probe(load_stack(), replace(trial, base_precision=NF4))}
 

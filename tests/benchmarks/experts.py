@@ -3,10 +3,10 @@
     python -m tests.benchmarks.experts [--layers 24] [--loop-layers 4] [--steps 10]
 
 Random weights are made on the GPU, layer by layer: 61 GB of files do not fit everywhere, and speed depends on shapes.
-Steps are 512 x 8, with adapters on attention and every layer recomputed. Each case is also measured at half its layers:
-the difference is the time of a layer, from which the step at all 48 layers is extrapolated. The others hold the experts
-in 16 bits: `loop` is transformers' loop over experts, `grouped` its grouped products. Without a GPU everything is tiny:
-a rehearsal whose ratios mean nothing.
+Steps are 512 x 8 by recipe `fast`, with adapters on attention and every layer recomputed. Each case is also measured at
+half its layers: the difference is the time of a layer, from which the step at all 48 layers is extrapolated. The others
+are recipe `stock`: with the same experts, and with experts in 16 bits, by transformers' loop or its grouped products.
+Without a GPU everything is tiny: a rehearsal whose ratios mean nothing.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from unittest import mock
 from bench import torch_stack
 from bench.data.collate import Batch
 from bench.qlora import experts
-from bench.qlora.recipes import stock
+from bench.qlora.recipes import fast, stock
 from bench.qlora.step import Placement, TrainingStep, choose_placement
 from bench.records.bootstrap import Interval, summarize
 from tests.benchmarks import Figure, a_trial, print_figures, spread
 
-LAYERS, SEQUENCE, ROWS, WARMUP, PROFILED, LOOP_STEPS = 48, 512, 8, 3, 2, 5
+LAYERS, SEQUENCE, ROWS, WARMUP, LOOP_STEPS = 48, 512, 8, 5, 5
 SIZES = {
     "hidden_size": 2048, "moe_intermediate_size": 768, "intermediate_size": 6144, "num_experts": 128,
     "num_experts_per_tok": 8, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
@@ -49,8 +49,8 @@ class Bench:
     def is_cuda(self) -> bool:
         return self.placement.is_cuda
 
-    def make(self, layers: int, *, in_nf4: bool, implementation: str | None = None) -> TrainingStep:
-        """Build the step of recipe stock over a model of random weights."""
+    def make(self, layers: int, recipe: str = "stock", implementation: str | None = None) -> TrainingStep:
+        """Build a recipe's step over a model of random weights, in NF4 without a named `implementation`."""
         sizes = SIZES if self.is_cuda else SIZES | TINY
         config = self.modules.transformers.Qwen3MoeConfig(num_hidden_layers=layers, **sizes)
         options = {} if implementation is None else {"experts_implementation": implementation}
@@ -59,17 +59,18 @@ class Bench:
             model = auto.from_config(config, dtype=self.placement.compute_dtype, **options)
         self.torch.manual_seed(1)
         for module in model.modules():
-            self._fill(module, in_nf4=in_nf4)
+            self._fill(module, in_nf4=implementation is None)
         with self.torch.device(self.placement.device):
             model.model.rotary_emb = type(model.model.rotary_emb)(config)
         experts.install(model)
         model.is_loaded_in_4bit = True
         trial = a_trial(
-            "experts", "none", is_cuda=self.is_cuda, max_seq_len=SEQUENCE, micro_batch_size=ROWS, recipe="stock",
+            "experts", "none", is_cuda=self.is_cuda, max_seq_len=SEQUENCE, micro_batch_size=ROWS, recipe=recipe,
             optimizer="adamw_torch", gradient_checkpointing=True,
         )  # fmt: skip
-        with mock.patch.object(stock, "add_lora", self._add_lora):
-            step = stock.build(self.modules, trial, self.placement, model)
+        builder = {"fast": fast, "stock": stock}[recipe]
+        with mock.patch.object(builder, "add_lora", self._add_lora):
+            step = builder.build(self.modules, trial, self.placement, model)
         if implementation is not None and self.is_cuda:  # not Liger's experts, and no compiler in a loop
             for module in (layer.mlp.experts for layer in model.model.layers):
                 module.forward = self.torch.compiler.disable(partial(type(module).forward, module))
@@ -132,30 +133,18 @@ class Bench:
             step.clear_gradients()
         return all(self.torch.equal(*pair) for pair in zip(*gradients, strict=True))
 
-    def measure_layers(self, step: TrainingStep, layers: int) -> tuple[Interval, float, float]:
-        """Measure the step at all its layers, then at half: (all, seconds of a layer, seconds at 48 layers)."""
-        whole = self.measure(step)
-        model = step.model.get_base_model().model
-        model.layers = model.layers[: layers // 2]
-        model.config.num_hidden_layers = layers // 2
-        per_layer = (whole.median - self.measure(step).median) / (layers - layers // 2)
-        return whole, per_layer, whole.median + (LAYERS - layers) * per_layer
+    def measure_layers(self, layers: int, *kind: str) -> tuple[Interval, float]:
+        """Measure the step at so many layers and at half: (that of all, seconds of a layer)."""
+        self.reset()
+        whole = self.measure(self.make(layers, *kind))
+        self.reset()
+        return whole, (whole.median - self.measure(self.make(layers // 2, *kind)).median) / (layers - layers // 2)
 
     def reset(self) -> None:
         gc.collect()
         if self.is_cuda:
             self.torch.cuda.empty_cache()
             self.torch.cuda.reset_peak_memory_stats()
-
-    def profile(self, step: TrainingStep) -> None:
-        """Print the longest kernels of PROFILED steps."""
-        if not self.is_cuda:
-            return
-        batches, activity = self.batches(), self.torch.profiler.ProfilerActivity.CUDA
-        with self.torch.profiler.profile(activities=[activity]) as recorded:
-            for _ in range(PROFILED):
-                step.run_timed(batches, 1)
-        print(recorded.key_averages().table(sort_by="self_device_time_total", row_limit=16))
 
 
 def main(argv: Sequence[str] = ()) -> list[Figure]:
@@ -167,36 +156,29 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     log = partial(print, file=sys.stderr, flush=True)
     began = time.monotonic()
     bench = Bench(arguments.steps)
-    step = bench.make(arguments.layers, in_nf4=True)
+    step = bench.make(arguments.layers, "fast")
     held = bench.torch.cuda.memory_allocated() if bench.is_cuda else 0
-    log(f"{time.monotonic() - began:.0f} s: made {arguments.layers} layers ({', '.join(step.notes)})")
+    log(f"{time.monotonic() - began:.0f} s: made {arguments.layers} layers")
     bench.measure(step)
     peak = bench.torch.cuda.max_memory_allocated() if bench.is_cuda else 0
-    log(f"{time.monotonic() - began:.0f} s: warm")
-    bench.profile(step)
-    is_repeatable = bench.is_repeatable(step)
-    whole, per_layer, extrapolated = bench.measure_layers(step, arguments.layers)
+    is_repeatable, status = bench.is_repeatable(step), step.capture_status
+    del step
+    whole, ours = bench.measure_layers(arguments.layers, "fast")
+    extrapolated = whole.median + (LAYERS - arguments.layers) * ours
+    log(f"{time.monotonic() - began:.0f} s: fast")
     figures = [
         Figure(name=f"experts in NF4, {arguments.layers} layers", value=spread(whole, "s")),
-        Figure(name="a layer", value=f"{1e3 * per_layer:.2f} ms"),
+        Figure(name="a layer", value=f"{1e3 * ours:.2f} ms"),
         Figure(name=f"extrapolated to {LAYERS} layers", value=f"{extrapolated:.3f} s", goal="<= 0.35 s"),
-        Figure(name="the same bits twice", value=str(is_repeatable), goal="True"),
+        Figure(name="the same bits twice; CUDA graph", value=f"{is_repeatable}; {status}", goal="True; yes"),
         Figure(name=f"peak at {arguments.layers} layers", value=f"{peak / 2**30:.2f} GiB, {held / 2**30:.2f} held"),
     ]
-    ours = per_layer
-    del step
-    for name, implementation in (("loop", "eager"), ("grouped", "grouped_mm")):
-        bench.reset()
-        bench.steps = LOOP_STEPS  # thousands of launches each
-        step = bench.make(arguments.loop_layers, in_nf4=False, implementation=implementation)
-        whole, per_layer, _ = bench.measure_layers(step, arguments.loop_layers)
-        goal = ">= 3x" if name == "loop" else "-"
-        value = f"{1e3 * per_layer:.2f} ms"
-        figures.append(
-            Figure(name=f"{name} in 16 bits, a layer", value=value, ratio=f"{per_layer / ours:.2f}x", goal=goal)
-        )
+    bench.steps = LOOP_STEPS  # thousands of launches each
+    for name, kind in (("stock", ()), ("loop in 16 bits", ("eager",)), ("grouped in 16 bits", ("grouped_mm",))):
+        _, per_layer = bench.measure_layers(arguments.loop_layers, "stock", *kind)
+        value, goal = f"{1e3 * per_layer:.2f} ms", ">= 3x" if "loop" in name else "-"
+        figures.append(Figure(name=f"{name}, a layer", value=value, ratio=f"{per_layer / ours:.2f}x", goal=goal))
         log(f"{time.monotonic() - began:.0f} s: {name}")
-        del step
     return figures
 
 

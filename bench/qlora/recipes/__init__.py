@@ -4,6 +4,7 @@ reference: the published loop
 stock: the best combination of the usual libraries
 fast: this project's recipe
 layer: a decoder layer of `fast`, with forward and backward written out
+mlp: its MLP, written out or the model's own module
 fused_linear: products of frozen NF4 weights with their LoRA adapters
 int8: a frozen weight multiplied in 8 bits
 offload: layer inputs, embeddings and head in host memory

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from bench.architectures import find
-from bench.architectures.architecture import PRODUCT_INPUTS, Geometry
+from bench.architectures.architecture import PRODUCT_INPUTS, Architecture, Geometry
 from bench.data import trial_inputs
 from bench.kernels import nf4
 from bench.kernels.attention import Samples
@@ -38,6 +38,7 @@ from bench.qlora.recipes.cuda_graph import CapturedGraph, CapturedStep
 from bench.qlora.recipes.fused_linear import Adapter, FusedLinear, dequantize
 from bench.qlora.recipes.int8 import Int8Linear
 from bench.qlora.recipes.layer import PRODUCTS_PER_LAYER, FastLayer, HeadNorms, TokenLayout, run_layer
+from bench.qlora.recipes.mlp import DenseMlp, OwnMlp
 from bench.qlora.recipes.offload import Offload, OffloadedTables
 from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer, parameter_groups, weight_decay
 from bench.records import Trial
@@ -124,7 +125,8 @@ def _shapes(base: Any) -> list[tuple[int, int]]:
 def product_shapes(base: Any, trial: Trial) -> list[tuple[int, int]]:
     """Return the shapes (N, K) of the joined weights that are multiplied in 8 bits, and of the transposed ones."""
     architecture, geometry = find(base.config.to_dict()), _geometry(base)
-    joined = [[layer.shape(geometry) for layer in architecture.product(name)] for name in PRODUCT_INPUTS]
+    products = filter(None, map(architecture.product, PRODUCT_INPUTS))
+    joined = [[layer.shape(geometry) for layer in layers] for layers in products]
     shapes = [(sum(rows for _, rows in layers), layers[0][0]) for layers in joined]
     return (shapes if trial.matmul == "int8" else []) + [(columns, rows) for rows, columns in shapes]
 
@@ -314,23 +316,35 @@ def _eps(norm: Any) -> float:
 def _layers(base: Any, trial: Trial, offload: Offload | None) -> Iterator[FastLayer]:
     architecture, geometry = find(base.config.to_dict()), _geometry(base)
     heads = AttentionHeads(query=geometry.heads, key=geometry.key_heads, width=geometry.head_width)
-    for index, layer in enumerate(base.model.layers):
-        hold = index < trial.held_layers
+    for index, block in enumerate(base.model.layers):
+        products = _products(architecture, block, base.dtype, trial, hold=index < trial.held_layers)
         yield FastLayer(
             index=index,
             heads=heads,
-            eps=_eps(layer.input_layernorm),
-            norm_in=layer.input_layernorm.weight,
-            norm_mid=layer.post_attention_layernorm.weight,
+            eps=_eps(block.input_layernorm),
+            norm_in=block.input_layernorm.weight,
+            norm_mid=block.post_attention_layernorm.weight,
+            qkv=products["qkv"],
+            out=products["out"],
+            mlp=DenseMlp(gate_up=products["gate_up"], down=products["down"])
+            if "down" in products
+            else OwnMlp(module=block.mlp),
             recompute=trial.gradient_checkpointing and index % trial.checkpoint_every == 0,
             offload=offload,
-            qkv_bias=_joined_bias(architecture.modules(layer, "qkv")),
-            head_norms=_head_norms(layer),
-            **{
-                name: _fused_linear(architecture.modules(layer, name), base.dtype, hold=hold, matmul=trial.matmul)
-                for name in PRODUCT_INPUTS
-            },
+            qkv_bias=_joined_bias(architecture.modules(block, "qkv")),
+            head_norms=_head_norms(block),
         )
+
+
+def _products(
+    architecture: Architecture, block: Any, dtype: Any, trial: Trial, *, hold: bool
+) -> dict[str, FusedLinear]:
+    """Join the linear layers of each product that the architecture declares."""
+    return {
+        name: _fused_linear(linears, dtype, hold=hold, matmul=trial.matmul)
+        for name in PRODUCT_INPUTS
+        if (linears := architecture.modules(block, name))
+    }
 
 
 def _joined_bias(linears: Sequence[Any]) -> Any:

@@ -1,16 +1,16 @@
 """A decoder layer with forward and backward written out: Llama's, and each that differs only by supported features.
 
     x = before + y;  normed = rms_norm(x);  q, k, v = rotate(product(normed));  a = product(attend(q, k, v))
-    h = x + a;       normed = rms_norm(h);  gate, up = product(normed);         y = product(silu(gate) * up)
+    h = x + a;       normed = rms_norm(h);  y = mlp(normed)  (`bench.qlora.recipes.mlp`)
 
 It returns h and y; the next norm adds them. The residual stream has eight bits more than bf16 in forward
 (`bench.kernels.norm.ResidualStream`); backward uses only its bf16 part.
 
 Forward and backward are written out so that the layer decides what is saved for backward and what is recomputed. Saved:
-x, h, the joined q k v, the attention's output, gate and up: (2 H + (Hq + 2 Hk) D + Hq D + 2 I) numbers per token, 94 KB
-in bf16 at 7B, and 66 KB with int8 products, where gate and up are in 8 bits. Recomputed in backward from these: the
-normed inputs (for the adapters' gradients) and silu(gate) * up. With `recompute` only x is saved, and backward runs
-forward again without the last product, whose value no gradient needs.
+x, h, the joined q k v, the attention's output, and what the MLP needs; with Llama's gate and up (2 H + (Hq + 2 Hk) D +
+Hq D + 2 I) numbers per token, 94 KB in bf16 at 7B, and 66 KB with int8 products, where gate and up are in 8 bits.
+Recomputed in backward from these: the normed inputs (for the adapters' gradients). With `recompute` only x is saved,
+and backward runs forward again without the last product, whose value no gradient needs.
 
 The base is frozen, so backward computes only the adapters' weight gradients; in the first layer, below which nothing is
 trained, it also omits the gradient of x.
@@ -22,15 +22,14 @@ from typing import Any
 import torch
 
 from bench.kernels.attention import Samples, attend, attend_backward
-from bench.kernels.int8.row_quant import QuantizedBlocks, QuantizedRows
-from bench.kernels.lora import MaskSeed, NormedInput, SwigluInput
+from bench.kernels.lora import MaskSeed, NormedInput
 from bench.kernels.norm import ResidualStream, rms_norm_backward, stream_norm
 from bench.kernels.rope import AttentionHeads, rotate_
 from bench.qlora.recipes.fused_linear import FusedLinear
+from bench.qlora.recipes.mlp import DenseMlp, OwnMlp
 from bench.qlora.recipes.offload import Offload
 
 PRODUCTS_PER_LAYER = 4  # each has its own seed
-TOKEN_PARTS = 2  # tokens are processed in two halves when memory is short
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +57,9 @@ class SavedForBackward:
     attention: tuple[Any, ...] = ()
     h: Any = None
     rstd_mid: Any = None
-    gate_up: Any = None
     u_qkv: Any = None
     u_out: Any = None
-    u_gate_up: Any = None
-    u_down: Any = None
+    mlp: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +99,7 @@ class FastLayer:
     norm_mid: Any
     qkv: FusedLinear
     out: FusedLinear
-    gate_up: FusedLinear
-    down: FusedLinear
+    mlp: DenseMlp | OwnMlp
     recompute: bool
     offload: Offload | None = None
     qkv_bias: Any = None
@@ -111,7 +107,7 @@ class FastLayer:
 
     @property
     def products(self) -> tuple[FusedLinear, ...]:
-        return self.qkv, self.out, self.gate_up, self.down
+        return self.qkv, self.out, *self.mlp.products
 
     @property
     def parameters(self) -> tuple[Any, ...]:
@@ -155,7 +151,7 @@ class FastLayer:
         rotate_(qkv, tokens.cos, tokens.sin, self.heads)
         out, attention = attend(qkv, self.heads, tokens.samples)
         added, u_out = self.out.forward(out.view(len(qkv), -1), seeds[1])
-        (normed, quantized), rstd_mid, h = self._normalize(self.gate_up, x, self.norm_mid, added)
+        mlp_inputs, rstd_mid, h = self._normalize(self.mlp.first, x, self.norm_mid, added)
         saved = SavedForBackward(x=None if offload_input else x.high)
         if save:
             saved.rstd_in, saved.head_norms, saved.qkv, saved.u_qkv = rstd_in, head_norms, qkv, u_qkv
@@ -163,39 +159,29 @@ class FastLayer:
             saved.h, saved.rstd_mid = h.high, rstd_mid
         if not compute_y:
             h = ResidualStream(high=h.high)
-        del before, x, head_norms, qkv, out, attention, added  # the next product needs most memory
-        gate_up, u_gate_up = self.gate_up.forward(normed, seeds[2], quantized, in_blocks=True)
-        del normed, quantized
-        if save:
-            saved.gate_up, saved.u_gate_up = gate_up, u_gate_up
-        if offload is not None:
-            offload.finish_put()
-        if not compute_y and not self.down.adapters:
-            return h, None, saved
-        act, quantized = self.down.activate(gate_up)
-        del gate_up
-        y, saved.u_down = self.down.forward(act, seeds[3], quantized)
+        del before, x, head_norms, normed, quantized, qkv, out, attention, added  # the next product needs most memory
+        y, mlp = self.mlp.forward(mlp_inputs, seeds[2:], offload, save=save, compute_y=compute_y)
+        saved.mlp = mlp
         return h, y, saved
 
     def _normalize(
-        self, product: FusedLinear, before: ResidualStream, weight: Any, y: Any
-    ) -> tuple[tuple[Any, Any], Any, ResidualStream]:
-        """Return ((the input of `product` in 16 bits, in 8 bits), rstd, the sum); an unused input is None."""
-        columns = product.outlier_columns
-        keep = columns is None or bool(product.adapters)
+        self, product: FusedLinear | None, before: ResidualStream, weight: Any, y: Any
+    ) -> tuple[list[Any], Any, ResidualStream]:
+        """Return ([the input of `product` in 16 bits, in 8 bits], rstd, the sum); an unused input is None."""
+        columns = None if product is None else product.outlier_columns
+        keep = product is None or columns is None or bool(product.adapters)
         normed, rstd, total, quantized = stream_norm(before, weight, self.eps, y, columns, keep_normed=keep)
-        return (normed, quantized), rstd, total
+        return [normed, quantized], rstd, total
 
     def backward(
         self, d_y: Any, saved: SavedForBackward, tokens: TokenLayout, *, needs_x: bool
     ) -> tuple[Any, tuple[Any, ...]]:
         """Do the layer's backward pass: return (d_x or None, the gradients of `parameters`). Frees `saved`."""
         seeds = self.seeds(tokens)
-        d_gate_up, quantized, down_gradients = self._activation_gradient(d_y, saved, seeds[3])
-        saved.gate_up = None
         normed = NormedInput(total=saved.h, rstd=saved.rstd_mid, weight=self.norm_mid)
-        d_normed, gate_up_gradients = self.gate_up.backward(d_gate_up, normed, saved.u_gate_up, seeds[2], quantized)
-        del d_gate_up, quantized, normed
+        state, saved.mlp = [saved.mlp], None
+        d_normed, mlp_gradients = self.mlp.backward(d_y, state, normed, seeds[2:], in_parts=self.is_offloaded)
+        del normed
         if self.offload is not None:
             self.offload.prefetch(self.index - 1)
         norm_inputs = d_normed, saved.h, saved.rstd_mid, self.norm_mid, d_y
@@ -214,18 +200,7 @@ class FastLayer:
         d_x, qkv_gradients = self.qkv.backward(d_qkv, normed, saved.u_qkv, seeds[0], needs_x=needs_x)
         if needs_x:
             d_x, _ = rms_norm_backward(d_x, saved.x, saved.rstd_in, self.norm_in, d_h)
-        return d_x, (*qkv_gradients, *out_gradients, *gate_up_gradients, *down_gradients)
-
-    def _activation_gradient(
-        self, d_y: Any, saved: SavedForBackward, seed: MaskSeed | None
-    ) -> tuple[Any, QuantizedRows | None, tuple[Any, ...]]:
-        """Return (the gradient of gate and up, the same in 8 bits, the gradients of `down`'s parameters)."""
-        down_int8, adapted = self.down.int8, self.gate_up.adapters or self.down.adapters
-        if self.is_offloaded and down_int8 is not None and isinstance(saved.gate_up, QuantizedBlocks) and not adapted:
-            d_acts = down_int8.input_gradient_in_parts(d_y, None, TOKEN_PARTS)
-            return None, self.gate_up.activation_gradient_in_parts(saved.gate_up, d_acts, TOKEN_PARTS), ()
-        d_act, down_gradients = self.down.backward(d_y, SwigluInput(joined=saved.gate_up), saved.u_down, seed)
-        return *self.gate_up.activation_gradient(saved.gate_up, d_act), down_gradients
+        return d_x, (*qkv_gradients, *out_gradients, *mlp_gradients)
 
 
 class _Function(torch.autograd.Function):

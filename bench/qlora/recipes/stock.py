@@ -29,7 +29,7 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     if placement.is_cuda:
         is_patched = _patch_by_liger(base, only_loss=is_compiled)
         features.append("liger-kernel" if is_patched else "no liger-kernel: all logits in memory")
-        experts.install(base)  # Liger's kernels for experts take weights in 16 bits
+        experts.install(base, is_compiled=is_compiled)  # Liger's kernels for experts take weights in 16 bits
     if trial.gradient_checkpointing:
         recompute_layers(base)
     lists = (module for module in base.modules() if isinstance(module, stack.torch.nn.ModuleList))

@@ -220,7 +220,7 @@ def test_a_mixture_is_trained_resumed_merged_and_checked(modules, tmp_path, mode
     if model_type == "gpt_oss":
         as_mxfp4(folder)
     data = tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
-    fields = {"recipe": "stock", "lora_dropout": 0.1, "training": {"max_steps": 3}}
+    fields = {"lora_dropout": 0.1, "training": {"max_steps": 3}}
     lab = tiny_training.Lab.create(modules, tiny_training.plan(folder, data, **fields)).load_inputs()
     assert lab.train(tmp_path / "out") == "finished"
     stops = iter((False, False, True))

@@ -229,7 +229,7 @@ def test_gate_and_up_are_in_blocks_only_if_each_is_a_multiple_of_a_block(
     folder = folder_of(model, intermediate_size=inner, pad_token_id=0)
     trial = make_trial(model=str(folder), recipe="fast", matmul="int8")
     step = recipes.build("fast", modules, trial, CPU, load_base(modules, trial, CPU))
-    gate_up, _ = step.model._layers[0].gate_up.forward(torch.randn(3, 64), None, in_blocks=True)
+    gate_up, _ = step.model._layers[0].mlp.gate_up.forward(torch.randn(3, 64), None, in_blocks=True)
     assert isinstance(gate_up, QuantizedBlocks) is in_blocks
 
 
