@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench.architectures import find
+from bench.architectures.architecture import has_all_weights
 from bench.data.packing import LAUNCH_TOKENS
 from bench.data.trial_inputs import as_stock, built_recipe, unsupported_reason
 from bench.machine import nvml
@@ -58,4 +59,5 @@ def forecast(config: Mapping[str, Any], model_sha256: str, trial: Trial) -> Fore
         peak_bytes=None if gpu is None else memory.peak_bytes(config, trial),
         adapter_weights=flops.adapter_weights(config, trial.lora_rank, trial.lora_targets),
         recipe=recipe,
+        can_use_int8=gpu is not None and recipe == "fast" and has_all_weights(config),
     )

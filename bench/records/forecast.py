@@ -21,8 +21,8 @@ class Forecast:
     """A worker's forecast of a training before it starts.
 
     `peak_bytes` is GPU memory, None without a GPU. `recipe` is the one that will be built, with the reason for a
-    fallback. `data` and `steps` are None until the data are read. `chips` have the times of a packed row, without
-    communication, also on this GPU if its figures are published.
+    fallback; `can_use_int8`: it can multiply all layers in 8 bits here. `data` and `steps` are None until the data are
+    read. `chips` have the times of a packed row, without communication, also on this GPU if its figures are published.
     """
 
     model_sha256: str
@@ -32,6 +32,7 @@ class Forecast:
     peak_bytes: int | None
     adapter_weights: int
     recipe: str
+    can_use_int8: bool = False
     data: DataReport | None = None
     steps: int | None = None
     chips: list[ChipForecast] = field(default_factory=list)

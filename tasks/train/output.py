@@ -56,8 +56,7 @@ def training_of(trial: Trial) -> Training:
 def summary_lines(probe: ProbeResult, trial: Trial, predicted: TrainingForecast) -> list[str]:
     """Return lines about the forecast, the settings that were derived from the data, and what is surprising in it."""
     warnings = find_warnings(probe.data, trial, predicted.steps)
-    can_use_int8 = probe.forecast.gpu is not None and probe.forecast.recipe == "fast" and trial.matmul == "bf16"
-    offer = [trial_spec.INT8_OFFER] if can_use_int8 else []
+    offer = [trial_spec.INT8_OFFER] if probe.forecast.can_use_int8 and trial.matmul == "bf16" else []
     return [
         *headline(predicted),
         *trial_spec.derived_text(probe.forecast.derived),

@@ -20,7 +20,7 @@ from bench.data.collate import Batch, make_batches, rows_per_batch
 from bench.data.model_folder import read_config
 from bench.data.packing import Row, pack_whole_samples
 from bench.kernels.int8.row_quant import QuantizedBlocks
-from bench.qlora import recipes
+from bench.qlora import experts, recipes
 from bench.qlora.recipes import fast, stock
 from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records import Trial
@@ -72,6 +72,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "max_window_layers": 1,
     },
     "qwen3": {"model_type": "qwen3", "head_dim": 32},
+    "mixture": {
+        "model_type": "qwen3_moe",
+        "head_dim": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+    },
     "tied qwen3": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
     "ministral3 with a short context": {
         "model_type": "ministral3",
@@ -188,12 +195,18 @@ def test_fast_has_the_references_gradients_on_models_of_other_shapes(modules, bu
     assert max_relative_error(result[1], reference[1]) < 2e-5
 
 
-@pytest.mark.parametrize("model", ["qwen3", "qwen2"])
-def test_biases_and_norms_of_heads_are_bit_identical_saved_or_recomputed(modules, build, model):
-    results = []
+@pytest.mark.parametrize(("model", "products"), [("qwen3", 0), ("qwen2", 0), ("mixture", 5)])
+def test_biases_norms_of_heads_and_experts_are_bit_identical_saved_or_recomputed(
+    modules, build, monkeypatch, model, products
+):
+    """A recomputed layer repeats no product of its experts: two forward, three backward."""
+    results, calls, product = [], [], experts.grouped_product
+    monkeypatch.setattr(experts, "grouped_product", lambda *args: calls.append(1) or product(*args))
     for is_recomputed in (False, True):
         step, trial = build("fast", model, lora_dropout=0.2, gradient_checkpointing=is_recomputed)
         results.append(loss_and_gradients(step, batches(modules, trial, padded(*samples(24, 9, 17)))[0]))
+        assert len(calls) == products * len(step.model._layers)
+        calls.clear()
     assert results[0][0] == results[1][0]
     assert all(torch.equal(each, results[1][1][name]) for name, each in results[0][1].items())
 

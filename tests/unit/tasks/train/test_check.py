@@ -166,7 +166,7 @@ def test_only_settings_that_the_user_left_open_are_derived_and_named(settings: M
     (line,) = (line for line in output.summary_lines(padded, trial, PREDICTED) if line.startswith("not packed: "))
     assert "25 % of the positions" in line  # 600 tokens in 800 positions
     assert "1.5 times" in line
-    on_a_gpu = make_probe(gpu="NVIDIA A10")
+    on_a_gpu = make_probe(can_use_int8=True)
     assert trial_spec.INT8_OFFER in output.summary_lines(on_a_gpu, trial, PREDICTED)
     in_eight = dataclasses.replace(trial, matmul="int8")
     assert trial_spec.INT8_OFFER not in output.summary_lines(on_a_gpu, in_eight, PREDICTED)
