@@ -1,9 +1,8 @@
-"""A data line's object to its conversation: turns, tools and calls, other answers, and what is trained on."""
+"""A data line's object to its conversation: turns, tools and calls, and what is trained on."""
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from json.encoder import encode_basestring as quoted
 from typing import Any
 
@@ -12,7 +11,6 @@ from bench.data.formats import (
     THOUGHT_NAMES,
     TURN_MARKS,
     Format,
-    RawTurn,
     check_keys,
     check_turn,
     is_trained,
@@ -20,9 +18,9 @@ from bench.data.formats import (
     system_turn,
 )
 from bench.data.inputs import Conversation, InputError
-from bench.data.tool_calls import CallTracker, Tool, read_calls, read_tools
+from bench.data.tool_calls import CallTracker, read_calls, read_tools
 
-MAX_TURNS = 4096  # in a row, over all its answers: each is rendered with all turns before it
+MAX_TURNS = 4096  # in a row: each answer is rendered with all turns before it
 
 
 def parse_conversation(
@@ -30,37 +28,14 @@ def parse_conversation(
 ) -> Conversation:
     """Return the conversation of a line of this format. Raises InputError, which names line and key."""
     location = f"{file}: {unit} {line}"
-    unread = tuple(check_keys(location, document, data_format.known))
-    fields = {"file": file, "line": line, "unit": unit, "is_text": data_format.is_text}
-    if data_format.is_text:
-        return _parse_turns(location, (), list(data_format.turns(location, document)), unread, fields)
-    tools = read_tools(location, document.get("tools"))
-    raw_turns = [*system_turn(location, document), *data_format.turns(location, document)]
+    unread_of_line = check_keys(location, document, data_format.known)
+    is_text = data_format.is_text
+    tools = () if is_text else read_tools(location, document.get("tools"))
+    raw_turns = [*(() if is_text else system_turn(location, document)), *data_format.turns(location, document)]
     if len(raw_turns) > MAX_TURNS:
         raise InputError(
             f"{location}: {len(raw_turns):,} turns, more than {MAX_TURNS:,}", remedy="divide the conversation"
         )
-    answers = dict.fromkeys(raw.answer for raw in raw_turns if raw.answer is not None)
-    if not answers:
-        return _parse_turns(location, tools, raw_turns, unread, fields)
-    first, *others = [
-        _parse_turns(location, tools, [raw for raw in raw_turns if raw.answer in (None, answer)], unread, fields)
-        for answer in answers
-    ]
-    if not others:
-        return first
-    digest = hashlib.sha256(b"".join(conversation.digest for conversation in (first, *others))).digest()
-    return replace(first, alternatives=tuple(others), digest=digest)
-
-
-def _parse_turns(
-    location: str,
-    tools: tuple[Tool, ...],
-    raw_turns: Sequence[RawTurn],
-    unread_of_line: Sequence[str],
-    fields: Mapping[str, Any],
-) -> Conversation:
-    """Return the conversation of these turns. `fields` are those that all conversations of the line have."""
     turns, untrained, unread = list[tuple[str, str]](), list[int](), set[str]()
     additions, tracker = dict[int, dict[str, Any]](), CallTracker()
     for index, raw in enumerate(raw_turns):
@@ -82,7 +57,10 @@ def _parse_turns(
         if role == "assistant" and (thought := read_thought(raw.location, document)) is not None:
             additions.setdefault(index, {}).update(dict.fromkeys(THOUGHT_NAMES, thought))
     return Conversation(
-        **fields,
+        file=file,
+        line=line,
+        unit=unit,
+        is_text=is_text,
         turns=tuple(turns),
         digest=_digest(location, turns, [tools, additions] if tools or additions else None),
         prompt_turns=sum(raw.key == "prompt" for raw in raw_turns),

@@ -4,7 +4,6 @@
     conversations         ShareGPT: [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]
     instruction, output   Alpaca, with an optional "input"
     prompt, completion    text, or lists of messages; answers in the prompt are not trained on
-    prompt, completions   a list of completions, each an answer to the same prompt
     question, answer      a pair of PAIRS, with an optional context: only read of lines without the keys above
     text                  plain text without turns, for trainings on every token; not read next to the keys above
 
@@ -45,17 +44,13 @@ PART_TYPES = ("text", "input_text", "output_text")
 
 
 class RawTurn(NamedTuple):
-    """Unchecked turn: where it is, the key of the line it comes from, and the other keys of its object.
-
-    `answer` numbers the answers of a line that has several; None for the turns that they share.
-    """
+    """Unchecked turn: where it is, the key of the line it comes from, and the other keys of its object."""
 
     location: str
     key: str
     role: Any
     content: Any
     document: Mapping[str, Any] = MappingProxyType({})
-    answer: int | None = None
 
 
 def system_turn(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
@@ -81,20 +76,6 @@ def _from_completion(location: str, document: Mapping[str, Any]) -> Iterator[Raw
             yield from _from_turn_list(location, key, document[key])
         else:
             yield RawTurn(f"{location}: {key}", key, role, document[key])
-
-
-def _from_completions(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
-    completions = document["completions"]
-    if not isinstance(completions, list) or not completions:
-        actual = "an empty list" if completions == [] else schema.type_name(completions)
-        raise InputError(f"{location}: completions: expected a list of answers, found {actual}")
-    for index, completion in enumerate(completions):
-        turn_location = f"{location}: completions[{index}]"
-        for turn in _from_completion(turn_location, {"prompt": document["prompt"], "completion": completion}):
-            if turn.key == "completion":
-                yield turn._replace(answer=index)
-            elif index == 0:
-                yield turn
 
 
 def _from_text(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
@@ -184,7 +165,6 @@ FORMATS = index_formats(
         Format("ShareGPT", ("conversations",), partial(_from_key, "conversations")),
         _pair("Alpaca", "instruction", "input", "output", rank=0),
         Format("prompt and completion", ("prompt", "completion"), _from_completion),
-        Format("prompt and completions", ("prompt", "completions"), _from_completions),
         *(
             _pair(f"{question} and {answer}", question, "context", answer)
             for question, answers in PAIRS.items()

@@ -52,8 +52,7 @@ class Conversation:
     turns in `untrained`, which the line excludes, are not trained on.
 
     `additions` has the further keys of a turn's message by its index: `tool_calls` and thoughts, or `name` and
-    `tool_call_id` of a result. `alternatives` are the line's other answers to the same prompt, each a conversation; the
-    digest of the first one is that of the line. With `is_text` the only turn is a text that no template is applied to.
+    `tool_call_id` of a result. With `is_text` the only turn is a text that no template is applied to.
     """
 
     file: str
@@ -66,7 +65,6 @@ class Conversation:
     unit: str = "line"
     tools: tuple[dict[str, Any], ...] = ()
     additions: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    alternatives: tuple[Conversation, ...] = ()
     is_text: bool = False
 
     @property
@@ -94,9 +92,9 @@ class Conversation:
         return messages
 
     def first_turns(self, count: int) -> Conversation:
-        """Return the conversation of the first turns, without other answers."""
+        """Return the conversation of the first turns."""
         additions = {index: addition for index, addition in self.additions.items() if index < count}
-        return dataclasses.replace(self, turns=self.turns[:count], additions=additions, alternatives=())
+        return dataclasses.replace(self, turns=self.turns[:count], additions=additions)
 
     def with_system(self, text: str | None) -> Conversation:
         """Return the conversation after a system's turn with this text, unless it has one or there is no text."""

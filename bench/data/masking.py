@@ -137,15 +137,14 @@ class ExampleBuilder:
             return []
 
     def _render(self, conversation: Conversation) -> Iterator[Rendered]:
-        for source in (conversation, *conversation.alternatives):
-            self._count_untrained(source)
-            source = source.with_system(self._system)
-            if not source.answers:
-                self.findings.add(findings.NO_TARGET, source)
-            elif source.is_text:
-                yield self._render_text(source)
-            else:
-                yield from self._render_answers(source)
+        self._count_untrained(conversation)
+        source = conversation.with_system(self._system)
+        if not source.answers:
+            self.findings.add(findings.NO_TARGET, source)
+        elif source.is_text:
+            yield self._render_text(source)
+        else:
+            yield from self._render_answers(source)
 
     def _count_untrained(self, source: Conversation) -> None:
         """Count answers that are context only in a conversation that has others."""

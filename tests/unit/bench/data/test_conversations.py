@@ -1,4 +1,4 @@
-"""A line's tools, calls, results, parts of text and several answers become messages, or an error by line and key."""
+"""A line's tools, calls, results and parts of text become messages, or an error by line and key."""
 
 import hashlib
 import json
@@ -32,7 +32,6 @@ def test_a_line_gives_its_messages_or_an_error_that_names_its_place(case: Case) 
         return
     conversation = parse(line)
     assert conversation.messages == case["expected"]
-    assert [other.messages for other in conversation.alternatives] == case.get("others", [])
     assert conversation.answers == case["answers"]
     assert conversation.unread_keys == ()
 
@@ -53,19 +52,17 @@ def test_deep_nesting_is_rejected_by_its_place() -> None:
         parse({"prompt": "a", "completion": "A", "tools": "[" * (1 << 20)})
 
 
-def test_the_digest_follows_tools_calls_and_answers_and_is_older_versions_without_them() -> None:
+def test_the_digest_follows_tools_and_calls_and_is_older_versions_without_them() -> None:
     turns = [["user", "a"], ["assistant", "A"]]
     plain = parse({"prompt": "a", "completion": "A"})
     assert plain.digest == hashlib.sha256(json.dumps(turns, separators=(",", ":")).encode()).digest()
     tool = {"type": "function", "function": {"name": "f"}}
     lines = [
         {"prompt": "a", "completion": "A", "tools": [tool]},
-        {"prompt": "a", "completions": ["A", "B"]},
         tool_line({"x": 1}),
         tool_line({"x": 2}),
     ]
     assert len({plain.digest, *(parse(line).digest for line in lines)}) == 1 + len(lines)
-    assert parse({"prompt": "a", "completions": ["A"]}).digest == plain.digest
 
 
 def test_a_system_text_for_all_lines_moves_the_turns_and_keeps_a_lines_own() -> None:

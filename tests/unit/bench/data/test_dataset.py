@@ -85,13 +85,13 @@ def test_a_file_of_several_entries_is_refused(tmp_path: Path, build) -> None:
 
 
 def test_lines_without_an_example_and_what_is_lost_are_counted_without_weights(tmp_path: Path, build) -> None:
-    rows = [{"prompt": "a?", "completions": ["A.", "A" * 300, ""]}, {"prompt": "b?", "completions": ["B" * 300, ""]}]
     path = tmp_path / "d.jsonl"
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    path.write_text("".join(f'{{"prompt": "{word}?", "completion": "{word * 300}"}}\n' for word in ("", "a")))
+    path.write_text(path.read_text() + '{"prompt": "b?", "completion": "B."}\n')
     data = build(spec_of(str(path), weights=[3.0]))
-    assert (len(data.training), data.left_out) == (3, 1)
+    assert (len(data.training), data.left_out) == (3, 2)
     assert data.lost is not None
-    assert (data.lost.rows, data.lost.all_rows) == (2, 3)
+    assert (data.lost.rows, data.lost.all_rows) == (1, 2)
 
 
 def test_a_length_is_counted_up_to_its_own_edge(tmp_path: Path, build) -> None:

@@ -249,21 +249,13 @@ def test_control_tokens_typed_in_tools_calls_and_results_are_text(tokenizer_of: 
     assert reported.counts[findings.TYPED_TOKEN.format("<|im_end|>")] == 1
 
 
-def test_each_answer_of_a_prompt_is_an_example_and_a_long_one_is_cut_after_a_call(
-    tokenizer_of: Callable[..., Any],
-) -> None:
+def test_a_long_conversation_is_cut_after_a_call(tokenizer_of: Callable[..., Any]) -> None:
     tokenizer = tokenizer_with(f"{TRL}/qwen2_5.jinja", tokenizer_of)
-    line = {"prompt": TURNS[:1], "completions": [TURNS[1:], "I do not know."], "tools": TOOLS, "system": "s"}
-    source = parsed(**line)
-    whole, _ = build(tokenizer, source)
-    assert [[text for _, text in answers(tokenizer, example)][-1] for example in whole] == [
-        "It is mild.<|im_end|>",
-        "I do not know.<|im_end|>",
-    ]
-    (cut, short), reported = build(tokenizer, source, max_seq_len=len(whole[0].ids) - 1, too_long="cut")
-    assert short.ids == whole[1].ids
-    assert [text for _, text in answers(tokenizer, cut)] == [text for _, text in answers(tokenizer, whole[0])][:1]
-    assert reported.counts == {findings.TOO_LONG_CUT: 1, findings.OTHER_EOS: 1}
+    source = parsed(prompt=TURNS[:1], completion=TURNS[1:], tools=TOOLS, system="s")
+    (whole,), _ = build(tokenizer, source)
+    (cut,), reported = build(tokenizer, source, max_seq_len=len(whole.ids) - 1, too_long="cut")
+    assert [text for _, text in answers(tokenizer, cut)] == [text for _, text in answers(tokenizer, whole)][:1]
+    assert reported.counts == {findings.TOO_LONG_CUT: 1}
 
 
 def test_the_template_of_the_tutorial_writes_tools_calls_and_results(tokenizer_of: Callable[..., Any]) -> None:

@@ -114,16 +114,12 @@ def test_an_endless_line_is_rejected_before_it_fills_the_memory(
         readers.read(write(path, "[" * 100_000))
 
 
-@pytest.mark.parametrize("kind", ["messages", "prompt and completions"])
-def test_a_line_of_too_many_turns_is_unusable(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_of_too_many_turns_is_unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversations, "MAX_TURNS", 4)
-    lines: dict[str, Callable[[int], object]] = {
-        "messages": lambda turns: {"messages": SAME_TURNS["messages"]["messages"] * (turns // 2)},
-        "prompt and completions": lambda turns: {"prompt": "2 + 2?", "completions": [str(n) for n in range(turns - 1)]},
-    }
-    assert readers.read(write(tmp_path / "d.jsonl", lines[kind](4))).lines == 1
+    turns = SAME_TURNS["messages"]["messages"]
+    assert readers.read(write(tmp_path / "d.jsonl", {"messages": turns * 2})).lines == 1
     with pytest.raises(InputError, match="line 1: 6 turns, more than 4"):
-        readers.read(write(tmp_path / "d.jsonl", lines[kind](6)))
+        readers.read(write(tmp_path / "d.jsonl", {"messages": turns * 3}))
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
