@@ -15,24 +15,20 @@ at inference and the text that the template writes for the answer, after a thoug
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bench.data import findings
 from bench.data.findings import DataFindings
 from bench.data.formats import THOUGHT_NAMES
 from bench.data.inputs import Conversation, InputError
-from bench.data.tokenizer import ChatTemplate, Messages, TemplateTimeout
+from bench.data.tokenizer import ChatTemplate, Messages
 
 THOUGHT, THOUGHT_END = "<think>", "</think>"
 # What a prompt may add that the template does not write before an answer: space, an open or an empty thought.
 PROMPT_ADDITION = re.compile(r"\s*(<think>\s*(</think>\s*)?|<\|channel>thought\s*<channel\|>\s*)?")
 MAX_SPLIT_CHARS = 256 << 20  # texts of one conversation, which are held at once
-# CPU time for all answers of a conversation. Each is rendered with all turns before it: with Qwen3's template 600 turns
-# take 2 s, with Gemma 4's, whose time for one rendering grows with the square of the turns, minutes.
-MAX_RENDERING_SEC = 600.0
 PROBE_ANSWER = "\N{FOUR DOT PUNCTUATION}"  # no template's text contains it
 
 
@@ -63,7 +59,6 @@ class ConversationRenderer:
     tools: Sequence[dict[str, Any]]
     template: ChatTemplate
     findings: DataFindings
-    started: float = field(default_factory=time.process_time)
 
     def render(self, labels: str, answers: Sequence[int]) -> Iterator[Rendered]:
         """Render the conversation with these turns as its answers. Raises InputError."""
@@ -127,12 +122,6 @@ class ConversationRenderer:
                 f"{self.source.location}: turn 1: an assistant's turn without a question",
                 remedy="remove the turn or the line",
             )
-        if time.process_time() - self.started > MAX_RENDERING_SEC:
-            raise TemplateTimeout(
-                f"{self.source.location}: turn {len(messages)} of {len(self.messages)}: the model's chat template "
-                f"rendered the turns before it for {MAX_RENDERING_SEC:g} s of CPU time",
-                remedy="divide the conversation",
-            )
         prompt_text = self._text(messages[:-1], prompt=True)
         text = self._text(messages)
         if not text.startswith(prompt_text):
@@ -188,8 +177,6 @@ class ConversationRenderer:
             if text.startswith(prompt_text):
                 return "", text[len(prompt_text) :]
             probe_text = self._render(probe)
-        except TemplateTimeout:
-            raise
         except InputError:  # these turns are not in the data: the template may reject them
             return None
         pairs = enumerate(zip(prompt_text, probe_text, strict=False))

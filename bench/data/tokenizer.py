@@ -5,8 +5,6 @@ import functools
 import importlib
 import os
 import re
-import signal
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,9 +23,6 @@ T = TypeVar("T")
 PARALLELISM_VARIABLE = "TOKENIZERS_PARALLELISM"  # the library tokenizers reads it at each call
 # Fixed date for templates that write the current one: the same data must give the same examples on every day.
 TEMPLATE_DATE = datetime(2026, 1, 1, tzinfo=timezone.utc)
-# CPU time for one conversation: one of 10,000 turns takes some milliseconds, and an endless loop that writes takes less
-# than 2 GB in that time.
-TEMPLATE_TIMEOUT_SEC = 10.0
 PROBE_THOUGHT = "probe_thought"
 # Tokens of a thought are a part of the answer's text wherever they are typed.
 THOUGHT_TOKENS = ("<think>", "</think>", "[THINK]", "[/THINK]")
@@ -99,20 +94,8 @@ class TemplateFault(InputError):
     """A fault of the model's template, not of a line of the data."""
 
 
-class TemplateTimeout(TemplateFault):
-    """A template took longer than `TEMPLATE_TIMEOUT_SEC` for a conversation."""
-
-
-class _TimerFired(Exception):
-    """The timer of `TEMPLATE_TIMEOUT_SEC` fired while a template rendered."""
-
-
-def _on_timeout(_number: int, _frame: object) -> None:
-    raise _TimerFired
-
-
 class ChatTemplate:
-    """The model's chat template: a third-party program in jinja's sandbox, which may raise anything or never end.
+    """The model's chat template: a third-party program in jinja's sandbox, which may raise anything.
 
     `apply_chat_template` prepares every possible template variable for each conversation, which takes longer than the
     template itself. So the template that transformers chooses and compiles is called directly.
@@ -121,23 +104,13 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._compiled: dict[bool, tuple[Any, Mapping[str, Any]]] = {}  # with and without tools
-        self._thread: int | None = None  # the main thread, the only one that signals can interrupt
-        if threading.current_thread() is threading.main_thread():
-            self._thread = threading.get_ident()
-            signal.signal(signal.SIGVTALRM, _on_timeout)  # once: slower than rendering a short conversation
 
     def render(self, location: str, messages: Messages, *, prompt: bool = False, tools: Tools = ()) -> str:
-        """Render a conversation; `location` is its file and line, for messages. Raises InputError.
-
-        Raises TemplateTimeout if the template does not end.
-        """
+        """Render a conversation; `location` is its file and line, for messages. Raises InputError."""
         try:
-            return self._with_timeout(messages, tools, prompt)
-        except _TimerFired as error:
-            raise TemplateTimeout(
-                f"{location}: the model's chat template did not end within {TEMPLATE_TIMEOUT_SEC:g} s of CPU time; "
-                "check its loops in the model's folder, or use another model"
-            ) from error
+            template, variables = self._compiled.get(bool(tools)) or self._compile(bool(tools))
+            values = {"messages": messages, "add_generation_prompt": prompt, "tools": list(tools) or None}
+            return "".join(template.root_render_func(template.new_context({**variables, **values}, shared=True)))
         except Exception as error:
             why = " ".join(str(error).split()) or type(error).__name__
             raise InputError(f"{location}: rejected by the model's chat template: {why}") from error
@@ -151,25 +124,6 @@ class ChatTemplate:
             before, thought, _ = self.render("", messages).partition(PROBE_THOUGHT)
             return not thought or "<think>" in before
         return True
-
-    def _with_timeout(self, messages: Messages, tools: Tools, prompt: bool) -> str:
-        """Render. Raises _TimerFired after `TEMPLATE_TIMEOUT_SEC` of this process's CPU time.
-
-        Not covered: a single Python operation that does not end, and other threads.
-        """
-        if threading.get_ident() != self._thread:
-            return self._render(messages, tools, prompt)
-        # Repeated, because jinja may catch the first signal's exception.
-        signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_TIMEOUT_SEC, TEMPLATE_TIMEOUT_SEC)
-        try:
-            return self._render(messages, tools, prompt)
-        finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-
-    def _render(self, messages: Messages, tools: Tools, prompt: bool) -> str:
-        template, variables = self._compiled.get(bool(tools)) or self._compile(bool(tools))
-        values = {"messages": messages, "add_generation_prompt": prompt, "tools": list(tools) or None}
-        return "".join(template.root_render_func(template.new_context({**variables, **values}, shared=True)))
 
     def _compile(self, has_tools: bool) -> tuple[Any, Mapping[str, Any]]:
         """Compile the template that transformers chooses with or without tools."""

@@ -1,6 +1,5 @@
 """Targets are exactly the answers and the token that ends each of them, as the template renders them."""
 
-import signal
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from bench.data import findings, masking, rendering
 from bench.data.inputs import InputError
 from bench.data.masking import ExampleBuilder
-from bench.data.tokenizer import ChatTemplate, TemplateTimeout
+from bench.data.tokenizer import ChatTemplate
 from bench.records.training import LostToLength
 from tests.support.cases import Case, load_cases
 from tests.unit.bench.data.conftest import build, conversation, targets
@@ -127,20 +126,6 @@ def test_examples_of_each_answer_are_bounded(tokenizer_of: Callable[..., Any], m
         build(tokenizer_of("mistral"), conversation(*WITH_SYSTEM))
 
 
-@pytest.mark.parametrize("body", ["", "a"])
-@pytest.mark.parametrize("condition", ["", "{% if messages | length > 2 %}"])
-def test_a_template_that_does_not_end_is_an_error_with_the_data_line(
-    body: str, condition: str, tokenizer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bench.data.tokenizer.TEMPLATE_TIMEOUT_SEC", 0.05)
-    loops = "".join(f"{{% for _{depth} in range(99999) %}}" for depth in range(4)) + body + "{% endfor %}" * 4
-    tokenizer = tokenizer_of("chatml")
-    tokenizer.chat_template = f"{condition}{loops}{'{% endif %}' if condition else ''}"
-    with pytest.raises(InputError, match=r"^d\.jsonl: line 7: .* 0\.05 s "):
-        ChatTemplate(tokenizer).render("d.jsonl: line 7", conversation(*WITH_SYSTEM).messages)
-    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0), "the timer runs only while a template renders"
-
-
 def test_a_template_that_writes_the_date_renders_equally_on_each_day(tokenizer_of: Callable[..., Any]) -> None:
     template = ChatTemplate(
         tokenizer_of("{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -216,11 +201,3 @@ def test_what_is_lost_to_length_names_the_length_that_loses_one_percent(tokenize
         rows=21, all_rows=321, tokens=20 * 20 + 31, all_tokens=300 * 6 + 431, enough=31, lines=1
     )
     assert findings.DataFindings().lost(5, 50) is None
-
-
-def test_a_conversation_whose_rendering_takes_too_long_ends_the_reading(tokenizer_of, monkeypatch):
-    monkeypatch.setattr(rendering, "MAX_RENDERING_SEC", -1.0)
-    skipped = list[InputError]()
-    with pytest.raises(TemplateTimeout, match=r"^d\.jsonl: line 1: turn 2 of 4: .*; divide"):
-        build(tokenizer_of(), conversation(*TWO), on_bad_line=skipped.append)
-    assert skipped == []
