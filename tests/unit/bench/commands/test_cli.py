@@ -3,13 +3,11 @@
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.commands import cli, run
-from bench.data import demo
 from bench.data.inputs import InputError
 from bench.harness.record import summary_line
 from bench.records.result import Steps, TrialResult
@@ -109,46 +107,3 @@ def test_the_summary_is_one_line_with_status_trial_profile_and_units(make_trial)
         "FAILED small [tiny]: the loss is nan: 10.00 samples/s, 0.2000 s/step [0.1500, 0.2500], "
         "320 tokens/s (150 useful), loss 8.000 -> none, peak VRAM 3.00 GiB, 12.3 s in all"
     )
-
-
-@pytest.fixture
-def set_pairs(monkeypatch) -> Iterator[Callable[[list[tuple[str, str]]], None]]:
-    """Function that replaces this Python's documentation strings, which are cached per process."""
-    demo._pairs.cache_clear()
-    yield lambda pairs: monkeypatch.setattr("bench.data.demo.documentation_pairs", lambda: pairs)
-    demo._pairs.cache_clear()
-
-
-def test_demo_verifies_data_it_made_and_refuses_what_it_did_not(tmp_path: Path, monkeypatch, set_pairs, capsys):
-    set_pairs([(f"question {number}", f"answer {number}") for number in range(demo.MIN_PAIRS)])
-    monkeypatch.setattr("bench.data.demo._write_model", lambda model, _: model.mkdir(parents=True, exist_ok=True))
-    model, data = tmp_path / "models" / "m", tmp_path / "data" / "d.jsonl"
-    demo.make(model, data)
-    assert len(data.read_text().splitlines()) == demo.MIN_PAIRS
-    made = data.read_bytes()
-    demo.make(model, data)
-    assert (data.read_bytes(), capsys.readouterr().out.splitlines()[2]) == (made, f"verified {data}")
-    data.write_bytes(made + b"{}")
-    with pytest.raises(InputError, match=r"d\.jsonl\.sha256"):
-        demo.make(model, data)
-    demo._sums_file(data).unlink()
-    with pytest.raises(InputError, match=r"; set another data\.path"):
-        demo.make(model, data)
-
-
-def test_demo_refuses_a_model_folder_it_did_not_make(tmp_path: Path, model_folder: Path, set_pairs):
-    set_pairs([("q", "a")] * demo.MIN_PAIRS)
-    with pytest.raises(InputError, match=r"; set another model\.path"):
-        demo.make(model_folder, tmp_path / "d.jsonl")
-    demo.write_sums(model_folder)
-    demo.make(model_folder, tmp_path / "d.jsonl")
-    (model_folder / "config.json").write_text("{}")
-    with pytest.raises(InputError, match=r"config\.json: .*SHA256SUMS.*; remove"):
-        demo.make(model_folder, tmp_path / "d.jsonl")
-
-
-def test_demo_needs_a_python_with_its_sources(tmp_path: Path, set_pairs):
-    set_pairs([("q", "a")])
-    with pytest.raises(InputError, match=r" 1 documentation strings, 1000 "):
-        demo.make(tmp_path / "m", tmp_path / "d.jsonl")
-    assert list(tmp_path.iterdir()) == []

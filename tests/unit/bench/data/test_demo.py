@@ -1,6 +1,7 @@
 """Data of the demos: parsed from documentation strings, never imported; orders that are equal on every machine."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -60,13 +61,25 @@ def test_this_python_has_enough_strings_of_widely_different_lengths():
     assert lengths[len(lengths) // 10] * 5 < lengths[len(lengths) * 9 // 10]
 
 
-def test_the_file_is_made_once_and_verified_then(tmp_path: Path) -> None:
-    path = tmp_path / "data" / "orders.jsonl"
-    assert [demo.make_orders_file(path), demo.make_orders_file(path)] == [True, False]
+def test_what_the_demo_made_is_verified_and_all_else_is_refused(
+    tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, make = tmp_path / "data" / "orders.jsonl", partial(demo.make, model_folder, is_real=True)
+    with pytest.raises(InputError, match=r"; set another model\.path"):
+        make(path)
     assert readers.read(path).lines == demo.ORDERS
+    demo.write_sums(model_folder)
+    make(path)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["made", "verified", "verified"]
+    (model_folder / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"config\.json: .*SHA256SUMS.*; remove"):
+        make(path)
     path.write_text("{}")
-    with pytest.raises(InputError, match=r"orders\.jsonl: .*; move it away"):
-        demo.make_orders_file(path)
+    with pytest.raises(InputError, match=r"orders\.jsonl\.sha256"):
+        make(path)
+    path.with_name("orders.jsonl.sha256").unlink()
+    with pytest.raises(InputError, match=r"; set another data\.path"):
+        make(path)
 
 
 def test_each_object_matches_its_sentence() -> None:
