@@ -2,18 +2,15 @@
 
 This process uses no GPU: it starts the ranks and turns their times into measurements. A step's time is the slowest
 rank's; all ranks begin a step together, so that work between steps does not count as communication.
-Samples and tokens of the steps are per device, as in all trials; the global rates are over all ranks. Efficiency here
-compares with the same ranks in the same run without communication; the report compares with a trial of one rank.
+Samples and tokens of the steps are per device, as in all trials; the global rates are over all ranks. The report
+compares them with a trial of one rank.
 
 On several machines, the first one does this; the others only run their share of the ranks (`follow`).
 
 Rates are inverted times, so a rate and its interval belong to the median step, as in all measurements.
 """
 
-import random
 import statistics
-from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 from bench.data.inputs import InputError, Inputs
@@ -21,7 +18,7 @@ from bench.data.trial_inputs import check_trial
 from bench.harness.record import Record, Request
 from bench.harness.termination import StopSignals
 from bench.records import Trial
-from bench.records.bootstrap import RESAMPLES, Interval, quantile, summarize
+from bench.records.bootstrap import Interval, summarize
 from bench.records.result import Steps
 from bench.workloads.ranks.launcher import RankLauncher, make_limits
 from bench.workloads.ranks.multi_node import NodeList
@@ -60,7 +57,7 @@ class RankReport:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.tables: dict[str, dict[int, list[list[list[float]]]]] = defaultdict(lambda: defaultdict(list))
+        self.tables: list[list[list[float]]] = []  # the measured steps
         self.all_reduce_sec: dict[int, list[float]] = {}
         self.peaks: dict[str, list[float]] = {}
 
@@ -78,12 +75,11 @@ class RankReport:
             if record.fingerprint.get("device") == "cuda":
                 record.peak_vram_bytes = int(max(self.peaks["vram_bytes"]))
 
-    def _add_step(self, kind: str, block: int, table: list[list[float]]) -> None:
+    def _add_step(self, phase: str, table: list[list[float]]) -> None:
         """Add a step; `table` has per rank: seconds, loss, samples, tokens, useful tokens."""
-        self.tables[kind][block].append(table)
-        if kind not in ("warmup", "on"):
-            return
-        steps: Steps = self.record.warmup if kind == "warmup" else self.record.steps
+        steps: Steps = self.record.warmup if phase == "warmup" else self.record.steps
+        if phase != "warmup":
+            self.tables.append(table)
         seconds, losses, samples, tokens, useful = zip(*table, strict=True)
         self.record.add_step(
             steps,
@@ -94,114 +90,34 @@ class RankReport:
             useful=round(statistics.mean(useful)),
         )
 
-    def slowest(self, kind: str) -> list[list[float]]:
-        """Return the slowest rank's step times of a kind, by block."""
-        return [[max(row[0] for row in table) for table in block] for block in self.tables[kind].values()]
-
 
 def add_measurements(record: Record, report: RankReport, backend: str) -> None:
     """Add the measurements of a successful run."""
-    world_size = record.trial.world_size
-    on = [table for block in report.tables["on"].values() for table in block]
+    world_size, tables = record.trial.world_size, report.tables
     times = summarize(record.steps.step_time_sec)
     ranks: dict[str, Any] = {"world_size": world_size, "backend": backend}
     for name, column in (("global_samples_per_sec", 2), ("global_tokens_per_sec", 3)):
-        amount = sum(row[column] for table in on for row in table) / len(on)
+        amount = sum(row[column] for table in tables for row in table) / len(tables)
         record.add(name, rate(amount, times), **ranks)
     for rank in range(world_size):
-        record.add("step_time_sec", summarize([table[rank][0] for table in on]), rank=rank, world_size=world_size)
+        record.add("step_time_sec", summarize([table[rank][0] for table in tables]), rank=rank, world_size=world_size)
     record.fingerprint["rank_peak_rss_bytes"] = [int(value) for value in report.peaks["rss_bytes"]]
-    if world_size == 1:
-        for name in COMMUNICATION_METRICS:
-            record.add(name, None, note="one rank does not communicate", **ranks)
-        return
-    _add_communication(record, report, ranks)
-
-
-COMMUNICATION_METRICS = (
-    "efficiency_percent",
-    "communication_share_no_sync_percent",
-    "all_reduce_gb_per_sec",
-    "all_reduce_bus_gb_per_sec",
-    "communication_bound_sec",
-)
-
-
-def _add_communication(record: Record, report: RankReport, ranks: dict[str, Any]) -> None:
-    world_size, gradient = record.trial.world_size, int(record.fingerprint["gradient_bytes"])
-    for size, seconds in report.all_reduce_sec.items():
+    gradient = int(record.fingerprint["gradient_bytes"])
+    for size, seconds in report.all_reduce_sec.items():  # none with one rank
         on_bus = size / 1e9 * bus_factor(world_size)
         context: dict[str, Any] = {"size_bytes": size, "is_gradient_size": size == gradient, "dtype": "fp32", **ranks}
         record.add("all_reduce_gb_per_sec", rate(size / 1e9, summarize(seconds)), **context)
         record.add("all_reduce_bus_gb_per_sec", rate(on_bus, summarize(seconds)), **context)
-    off, on = report.slowest("off"), report.slowest("on")
-    step_sec_without = statistics.median(t for block in off for t in block)
-    bound = summarize(report.all_reduce_sec[gradient])
-    record.add(
-        "communication_bound_sec",
-        bound,
-        gradient_bytes=gradient,
-        efficiency_without_overlap_percent=round(100.0 * step_sec_without / (step_sec_without + bound.median), 3),
-        efficiency_with_full_overlap_percent=round(100.0 * step_sec_without / max(step_sec_without, bound.median), 3),
-        **ranks,
-    )
-    efficiency_interval = efficiency_percent(off, on)
-    record.add(
-        "efficiency_percent",
-        efficiency_interval,
-        against="the same ranks without communication",
-        step_time_without_sec=round(step_sec_without, 6),
-        blocks=len(off),
-        **ranks,
-    )
-    share = remainder_percent(efficiency_interval)
-    record.add("communication_share_no_sync_percent", share, blocks=len(off), **ranks)
 
 
 def _planned_measurements(trial: Trial) -> int:
-    if trial.world_size == 1:
-        return 3 + len(COMMUNICATION_METRICS)
-    return 2 + trial.world_size + 2 * REDUCE_SIZE_COUNT[trial.profile] + len(COMMUNICATION_METRICS) - 2
+    all_reduces = 2 * REDUCE_SIZE_COUNT[trial.profile] if trial.world_size > 1 else 0
+    return 2 + trial.world_size + all_reduces
 
 
 def rate(amount: float, times: Interval) -> Interval:
     """Return `amount` per second for an interval of seconds."""
-    return _map_decreasing(times, lambda sec: amount / sec)
-
-
-def efficiency_percent(without: list[list[float]], with_: list[list[float]]) -> Interval:
-    """Divide the median step time without communication by the one with it, in percent; blocks of both alternate.
-
-    The interval is a bootstrap's over the steps of each side. Values above 100 are noise and are not clipped.
-    """
-    off, on = [t for block in without for t in block], [t for block in with_ for t in block]
-    chooser = random.Random(0)  # noqa: S311 - a bootstrap wants repeatable, not secret
-
-    def resampled_median(times: list[float]) -> float:
-        return statistics.median(chooser.choices(times, k=len(times)))
-
-    resampled = sorted(100.0 * resampled_median(off) / resampled_median(on) for _ in range(RESAMPLES))
-    return Interval(
-        median=100.0 * statistics.median(off) / statistics.median(on),
-        low=quantile(resampled, 0.025),
-        high=quantile(resampled, 0.975),
-        n=len(off),
-    )
-
-
-def remainder_percent(part: Interval) -> Interval:
-    """Subtract an interval in percent from 100."""
-    return _map_decreasing(part, lambda percent: 100.0 - percent)
-
-
-def _map_decreasing(values: Interval, map_: Callable[[float], float]) -> Interval:
-    """Map an interval by a decreasing function, which swaps the ends."""
-    return Interval(
-        median=map_(values.median),
-        low=map_(values.high),
-        high=map_(values.low),
-        n=values.n,
-    )
+    return Interval(median=amount / times.median, low=amount / times.high, high=amount / times.low, n=times.n)
 
 
 def bus_factor(world_size: int) -> float:

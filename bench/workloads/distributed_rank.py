@@ -1,19 +1,13 @@
-"""The program of each rank of a distributed trial: the training step under DDP, with and without communication.
+"""The program of each rank of a distributed trial: the training step under DDP, and all-reduces.
 
 Started as `python -m bench.workloads.distributed_rank FOLDER BACKEND SILENCE_SEC STEP_SEC`. Each rank trains on every
 n-th chat, in an order set by the seed; all ranks load the same base weights from files, so only adapters and their
 gradients are exchanged.
 
-After steps without communication the ranks' weights would differ. These steps have a separate optimizer, and the
-weights are restored after every block of them, so that the trial trains one model; a check at the end verifies that.
-
-Not covered: sharded models.
+A check at the end verifies that the ranks have trained one model. Not covered: sharded models.
 """
 
-import copy
-import dataclasses
 import hashlib
-import itertools
 import math
 import sys
 from collections.abc import Iterator
@@ -26,7 +20,6 @@ from bench.data.readers import read_data
 from bench.data.tokenizer import load_trial_tokenizer
 from bench.harness import termination
 from bench.harness.record import peak_rss_bytes
-from bench.qlora.step import make_optimizer
 from bench.torch_stack import DeviceClock
 from bench.workloads.ranks.process import RankProcess, main, peak_vram_bytes
 
@@ -36,7 +29,7 @@ ROTATED_BYTES = 256 << 20  # more than any chip's caches, so that no buffer is s
 
 
 class PeriodicSyncModel:
-    """A DDP model that exchanges gradients only in every `every`-th call, a step's last one; never if `every` is 0."""
+    """A DDP model that exchanges gradients only in every `every`-th call, a step's last one."""
 
     def __init__(self, ddp: Any, every: int) -> None:
         self._ddp, self._every, self._calls = ddp, every, 0
@@ -47,7 +40,7 @@ class PeriodicSyncModel:
     def __call__(self, **inputs: Any) -> Any:
         self._calls += 1
         # The attribute that DDP.no_sync() sets; it also applies to this call's backward pass.
-        self._ddp.require_backward_grad_sync = self._every > 0 and self._calls % self._every == 0
+        self._ddp.require_backward_grad_sync = self._calls % self._every == 0
         return self._ddp(**inputs)
 
 
@@ -69,17 +62,10 @@ class DistributedRank(RankProcess):
         trial = self.trial
         with self.phase("warmup"):
             for number in range(1, trial.warmup_steps + 1):
-                self._run_step("warmup", number)
-            if self.world_size > 1:
-                self._run_unsynced_block([1], kind="off-warmup")  # allocates the memory of such steps
+                self._run_step(number)
         with self.phase("measure"):
-            size, number = block_steps(trial.measured_steps), 0
-            for block, start in enumerate(range(0, trial.measured_steps, size)):
-                steps = range(start, min(start + size, trial.measured_steps))
-                for number in (step + 1 for step in steps):
-                    self._run_step("on", number, block=block)
-                if self.world_size > 1:
-                    self._run_unsynced_block([step + 1 for step in steps], block)
+            for number in range(1, trial.measured_steps + 1):
+                self._run_step(number)
         with self.phase("exchange"):
             self._compare_weights()
             self._report_peaks()
@@ -93,12 +79,7 @@ class DistributedRank(RankProcess):
         trial, (_, conversations) = self.trial, read_data(Path(self.trial.data), self.trial.reading)
         tokenizer = load_trial_tokenizer(trial)
         rows = make_rows(trial, conversations[self.rank :: self.world_size], tokenizer)
-        # Steps with and without exchange, and one unmeasured; a longer trial repeats its rows.
-        step_count = min(100_000, 2 * trial.measured_steps + 1)
-        longer = dataclasses.replace(trial, measured_steps=step_count)
-        pinned = self.placement.is_cuda
-        passes = (make_batches(self.modules, longer, rows, tokenizer, pin_memory=pinned) for _ in itertools.count())
-        self.batches = itertools.chain.from_iterable(passes)
+        self.batches = make_batches(self.modules, trial, rows, tokenizer, pin_memory=self.placement.is_cuda)
 
     def _load_model(self) -> None:
         trial, torch = self.trial, self.torch
@@ -116,42 +97,30 @@ class DistributedRank(RankProcess):
         parallel._set_params_and_buffers_to_ignore_for_model(
             model, frozen + [name for name, _ in model.named_buffers()]
         )
-        # Not static_graph: it does not support steps without exchange, and checkpointing here does not need it.
-        self.ddp = parallel(model, broadcast_buffers=False, find_unused_parameters=False, gradient_as_bucket_view=True)
+        # Not static_graph: it does not support calls without exchange, and checkpointing here does not need it.
+        ddp = parallel(model, broadcast_buffers=False, find_unused_parameters=False, gradient_as_bucket_view=True)
         step.may_capture = False  # DDP exchanges gradients while backward runs
-        self.synced_step, self.unsynced_step = step, copy.copy(step)
-        self.synced_step.model = PeriodicSyncModel(self.ddp, trial.gradient_accumulation_steps)
-        self.unsynced_step.model = PeriodicSyncModel(self.ddp, 0)
-        self.unsynced_step.optimizer, _ = make_optimizer(self.modules, trial, model, self.placement)
+        step.model = PeriodicSyncModel(ddp, trial.gradient_accumulation_steps)
+        self.step = step
 
     # Steps ------------------------------------------------------------------------------------------------------------
 
-    def _run_step(self, kind: str, number: int, *, block: int = 0) -> None:
+    def _run_step(self, number: int) -> None:
         """Run one step, timed from when every rank is ready; report every rank's row in one line."""
-        step = self.unsynced_step if kind.startswith("off") else self.synced_step
-        step.synchronize()
+        self.step.synchronize()
         self.heartbeat.update(self.heartbeat.phase, number, waiting=True)
         self.group.barrier()
         self.heartbeat.update(self.heartbeat.phase, number)
-        seconds, total, used = step.run_timed(self.batches, self.trial.gradient_accumulation_steps)
+        seconds, total, used = self.step.run_timed(self.batches, self.trial.gradient_accumulation_steps)
         self.heartbeat.update(self.heartbeat.phase, number, waiting=True)
         counts = [sum(b.samples for b in used), sum(b.tokens for b in used), sum(b.useful_tokens for b in used)]
         table = self.group.gather_objects([seconds, float(total), *map(float, counts)])
-        self.report(step={"kind": kind, "block": block, "table": table})
+        self.report(step={"phase": self.heartbeat.phase, "table": table})
         for rank, row in enumerate(table):
             if not math.isfinite(row[1]):
                 raise termination.NonFiniteLoss(
                     f"the loss of rank {rank} is {row[1]} at {self.heartbeat.phase} step {number}"
                 )
-
-    def _run_unsynced_block(self, numbers: list[int], block: int = 0, kind: str = "off") -> None:
-        """Run a block of steps without communication, and restore the weights afterwards."""
-        initial = [parameter.detach().clone() for parameter in self.trained]
-        for number in numbers:
-            self._run_step(kind, number, block=block)
-        with self.torch.no_grad():
-            for parameter, value in zip(self.trained, initial, strict=True):
-                parameter.copy_(value)
 
     # Between ranks ----------------------------------------------------------------------------------------------------
 
@@ -187,11 +156,6 @@ class DistributedRank(RankProcess):
     def _report_peaks(self) -> None:
         rows = self.group.gather_objects([float(peak_vram_bytes() or 0), float(peak_rss_bytes())])
         self.report(peaks={"vram_bytes": [row[0] for row in rows], "rss_bytes": [row[1] for row in rows]})
-
-
-def block_steps(measured_steps: int) -> int:
-    """Return the steps of one block: at most 5, so that several blocks alternate."""
-    return max(1, min(5, measured_steps // 4))
 
 
 if __name__ == "__main__":

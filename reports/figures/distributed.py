@@ -1,11 +1,11 @@
-"""Figure 11, distributed: throughput over ranks, share of linear scaling, cost of communication and its bound."""
+"""Figure 11, distributed: throughput over ranks, and its share of linear scaling."""
 
 from bench.records.status import TrialStatus
 from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
 from reports.figures.drawing.row_chart import RowFigure
-from reports.figures.drawing.style import ACCENT_TONE, PUBLISHED
+from reports.figures.drawing.style import PUBLISHED
 from reports.read import measurements, reference_results
 from reports.read.loaded_run import Run
 from reports.read.measurements import MeasuredValue
@@ -23,35 +23,23 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         return None
     steps = _rates_by_ranks(run)
     published = reference_results.matching_results(run)
-    without_sync = _values_by_ranks(run, "efficiency_percent")
-    efficiencies = _efficiency_marks(steps, without_sync, published)
+    efficiencies = _efficiency_marks(steps, published)
     step_counts = [step.n_steps for step in steps.values()]
-    panels = [Panel(title="Samples per second (vertical line: linear)", marks=tuple(_rate_marks(rates)))]
-    communication_shares = _values_by_ranks(run, "communication_share_no_sync_percent")
-    if communication_shares:
-        bounds = _values_by_ranks(run, "communication_bound_sec")
-        panels.append(
-            Panel(
-                title="Communication, % of a step (vertical line: bound)",
-                marks=tuple(_communication_mark(communication_shares.get(ranks), bounds.get(ranks)) for ranks in rates),
-                kind="dots",
-                reference=0.0,
-            )
-        )
+    panel = Panel(title="Samples per second (vertical line: linear)", marks=tuple(_rate_marks(rates)))
     published_note = (
         " Hollow diamonds are the two published records; they contradict each other." if published is not None else ""
     )
     return RowFigure(
         header=make_header(
             summary,
-            _title(rates, steps, without_sync),
+            _title(rates, steps),
             f"n = {formatting.number_range(step_counts)} steps per trial" if step_counts else "",
             "95 % intervals",
             published=published,
             remark=": two contradictory records",
         ),
         groups=(
-            MarkGroup(names=tuple(formatting.count(ranks, "rank") for ranks in rates), panels=tuple(panels)),
+            MarkGroup(names=tuple(formatting.count(ranks, "rank") for ranks in rates), panels=(panel,)),
             MarkGroup(
                 names=tuple(name for name, _ in efficiencies),
                 panels=(
@@ -66,9 +54,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         ),
         caption=(
             "Samples of all ranks together: bars that reach the vertical line scale linearly. Blue dots compare with "
-            "one rank, orange dots with the same ranks without gradient exchange, which isolates the cost of "
-            "communication. An interval that includes 100 % (or 0 %) shows no such cost. The bound is the cost without "
-            f"any overlap.{published_note}"
+            f"one rank. An interval that includes 100 % shows no cost of more ranks.{published_note}"
         ),
     )
 
@@ -103,31 +89,16 @@ def _rate_marks(rates: dict[int, MeasuredValue]) -> list[Mark]:
     ]
 
 
-def _communication_mark(share: MeasuredValue | None, bound: MeasuredValue | None) -> Mark:
-    if share is None or share.value is None:
-        return Mark(value=None, text="one rank: no communication")
-    bound_percent = None
-    if bound is not None and (efficiency := bound.context.get("efficiency_without_overlap_percent")) is not None:
-        bound_percent = 100.0 - float(efficiency)
-    suffix = "" if bound_percent is None else f"  | bound {bound_percent:.2g} %"
-    return row_chart.percent_mark(_to_amount(share), suffix, tone=ACCENT_TONE, limit=bound_percent)
-
-
-def _efficiency_marks(
-    steps: dict[int, MeasuredRate], without_sync: dict[int, MeasuredValue], published: PublishedResults | None
-) -> list[tuple[str, Mark]]:
-    """Make marks for each number of ranks: against one rank, against no communication, and published."""
+def _efficiency_marks(steps: dict[int, MeasuredRate], published: PublishedResults | None) -> list[tuple[str, Mark]]:
+    """Make marks for each number of ranks: against one rank, and published."""
     rows: list[tuple[str, Mark]] = []
     single_rank = steps.get(1)
-    for ranks in sorted({*steps, *without_sync} - {1}):
+    for ranks in sorted(steps.keys() - {1}):
         ranks_text = formatting.count(ranks, "rank")
-        if single_rank is not None and ranks in steps:
+        if single_rank is not None:
             ratio = per_config.ratio(steps[ranks], single_rank, "samples")
             mark = row_chart.percent_mark(_to_percent(ratio))
             rows.append((f"{ranks_text}, against one rank", mark))
-        if (efficiency := without_sync.get(ranks)) is not None and efficiency.value is not None:
-            mark = row_chart.percent_mark(_to_amount(efficiency), tone=ACCENT_TONE)
-            rows.append((f"{ranks_text}, against no exchange", mark))
         for record in published.scaling if published is not None else ():
             if (value := record.efficiency_percent.get(ranks)) is not None:
                 text = f"{PUBLISHED} {formatting.number(value)} % published"
@@ -139,20 +110,12 @@ def _to_percent(ratio: Ratio) -> Amount:
     return Amount(value=ratio.value, low=ratio.low, high=ratio.high).times(100.0)
 
 
-def _to_amount(measured: MeasuredValue) -> Amount:
-    return Amount(value=measured.value or 0.0, low=measured.low, high=measured.high)
-
-
-def _title(
-    rates: dict[int, MeasuredValue], steps: dict[int, MeasuredRate], without_sync: dict[int, MeasuredValue]
-) -> str:
+def _title(rates: dict[int, MeasuredValue], steps: dict[int, MeasuredRate]) -> str:
     ranks, rate = list(rates.items())[-1]
     title = f"{formatting.count(ranks, 'rank')} process {formatting.number(rate.value)} samples per second"
     if 1 in steps and ranks in steps and ranks > 1:
         ratio = per_config.ratio(steps[ranks], steps[1], "samples")
         return f"{title}: {row_chart.percent_mark(_to_percent(ratio)).text} of linear scaling"
-    if ranks in without_sync:
-        return f"{title}: {formatting.number(without_sync[ranks].value, 1)} % of their rate without communication"
     return title.replace("1 rank process ", "1 rank processes ")
 
 

@@ -25,14 +25,11 @@ _WHOLE_NUMBERS = (
     *("model_parameters", "world_size", "batch", "size"),
 )
 _AT_LEAST_ONE = ("world_size", "batch", "size")
-_NUMBERS = ("gpu_power_limit_watts", "gpu_max_sm_clock_mhz", "efficiency_without_overlap_percent")
+_NUMBERS = ("gpu_power_limit_watts", "gpu_max_sm_clock_mhz")
 # Context keys that distinguish the measurements in a figure, so they are required.
 _REQUIRED_CONTEXT = {
     "matmul_tflops": ("dtype", "size"),
     "global_samples_per_sec": ("world_size",),
-    "efficiency_percent": ("world_size",),
-    "communication_share_no_sync_percent": ("world_size",),
-    "communication_bound_sec": ("world_size",),
 }
 
 

@@ -309,13 +309,9 @@ class GpuRuns(Runs):
         self.wait(started)
         _, out = started[0]
         measurements = {each.name: each for each in TrialResult.read(out / "result.json").measurements}
-        share, efficiency = (
-            measurements[name] for name in ("communication_share_no_sync_percent", "efficiency_percent")
-        )
         return Figure(
             name=f"distributed trial of {ranks}, {rate}, {self.targets}, fp32, {rows} rows each",
-            value=f"communication {spread(share.interval, '%')}",
-            ratio=f"{spread(efficiency.interval, '%')} of the same ranks without communication",
+            value=spread(measurements["global_tokens_per_sec"].interval, "tokens/s"),
         )
 
     def gpu_trial(self, **fields: Any) -> Trial:

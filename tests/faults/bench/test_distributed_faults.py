@@ -39,7 +39,7 @@ def leftover_folders(folder: Path) -> list[Path]:
     return list((folder / "tmp").glob("qlora-fleet-*"))
 
 
-def test_two_ranks_train_one_model_and_report_the_cost_of_communication(start_ranks, tmp_path):
+def test_two_ranks_train_one_model_and_report_their_rates(start_ranks, tmp_path):
     process = start_ranks(tmp_path, measured_steps=4, gradient_accumulation_steps=2)
     _, err = process.communicate(timeout=WAIT_SEC)
     assert (process.returncode, err) == (0, "")
@@ -51,11 +51,8 @@ def test_two_ranks_train_one_model_and_report_the_cost_of_communication(start_ra
     values = {name: m.value for (name, _, _), m in measurements.items()}
     assert values["global_samples_per_sec"] == pytest.approx(2 * result.metrics.samples_per_sec)
     assert values["global_tokens_per_sec"] == pytest.approx(2 * result.metrics.tokens_per_sec)
-    assert values["efficiency_percent"] + values["communication_share_no_sync_percent"] == pytest.approx(100)
     assert {("step_time_sec", 0, None), ("step_time_sec", 1, None)} <= set(measurements)
-    gradient = result.fingerprint["gradient_bytes"]
-    bandwidth = measurements["all_reduce_gb_per_sec", None, gradient].value
-    assert values["communication_bound_sec"] == pytest.approx(gradient / 1e9 / bandwidth)
+    assert ("all_reduce_gb_per_sec", None, result.fingerprint["gradient_bytes"]) in measurements
     assert len(result.fingerprint["lora_weights_sha256"]) == 64
     assert result.metrics.peak_rss_bytes == max(result.fingerprint["rank_peak_rss_bytes"]) > 200 << 20
     assert leftover_folders(tmp_path) == []

@@ -85,7 +85,7 @@ def test_two_machines_train_one_model_and_the_first_writes_the_result(start_node
     assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
     assert [node.returncode for node in nodes] == [0, 0]
     measurements = {(m.name, m.context.get("rank")) for m in result.measurements}
-    assert {("step_time_sec", 0), ("step_time_sec", 1), ("efficiency_percent", None)} <= measurements
+    assert {("step_time_sec", 0), ("step_time_sec", 1), ("all_reduce_gb_per_sec", None)} <= measurements
 
 
 def test_a_rank_that_fails_on_another_machine_is_named_and_all_are_stopped(start_nodes, tmp_path):

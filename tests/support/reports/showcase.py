@@ -278,20 +278,7 @@ def _distributed_measurements(trial: Trial, step_sec: float) -> list[Measurement
     world = trial.world_size
     ranks: dict[str, Any] = {"world_size": world, "backend": "nccl"}
     samples = trial.micro_batch_size * world / step_sec
-    measurements = [_repeated("global_samples_per_sec", samples, 0.015, 30, **ranks)]
-    if world == 1:
-        note = "one rank does not communicate"
-        return [*measurements, _single("efficiency_percent", None, note=note, **ranks)]
-    bound = {2: 0.00030, 4: 0.00038}[world]
-    without_overlap = round(100 * step_sec / (step_sec + bound), 3)
-    bounds = {"efficiency_without_overlap_percent": without_overlap, **ranks}
-    measurements.append(_repeated("communication_bound_sec", bound, 0.05, 20, **bounds))
-    efficiency = {2: 100.6, 4: 99.6}[world]
-    measurements.append(_repeated("efficiency_percent", efficiency, 0.02, 30, blocks=6, **ranks))
-    share = 100 - efficiency
-    interval = Interval(median=share, low=share - 2, high=share + 2, n=30)
-    name = "communication_share_no_sync_percent"
-    return [*measurements, Measurement(name=name, value=share, interval=interval, context={"blocks": 6, **ranks})]
+    return [_repeated("global_samples_per_sec", samples, 0.015, 30, **ranks)]
 
 
 def _telemetry_measurements() -> list[Measurement]:

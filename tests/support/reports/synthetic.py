@@ -305,7 +305,5 @@ def measurements_of(kind: str) -> list[Measurement]:
     if kind == "distributed":
         return [
             measurement("global_samples_per_sec", 2.85, world_size=2, backend="gloo"),
-            measurement("communication_percent", 1.5, world_size=2, backend="gloo"),
-            measurement("efficiency_percent", 98.0, world_size=2, backend="gloo"),
         ]
     return []
