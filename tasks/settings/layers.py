@@ -35,6 +35,7 @@ from tasks.settings.sections import AUTO_WORKERS, SECTIONS, SETTINGS, Sections, 
 from tasks.settings.sources import Keys, SettingsLayer, SettingsLayers, found_text
 
 _EXPONENT = re.compile(r"[-+]?[0-9]{1,20}(\.[0-9]{0,20})?[eE][-+]?[0-9]{1,4}")
+_SIZE: Keys = ("fleet", "size")
 _IMAGE_WORKSPACE, _SHARED_RESULTS = "/workspace", "/workspace/results"  # the same paths as in image and manifests
 
 
@@ -111,14 +112,11 @@ def load_layers(context: Context) -> tuple[Settings, SettingsLayers]:
     for layer in layers.weakest_first:
         _refuse_unknown(layer, layer.data)
     _refuse_unknown_variables()
-    merged = layers.merged()
     try:
-        for keys, setting in SETTINGS.items():
-            strongest = layers.strongest(keys)
-            if strongest is not None and strongest.places is not None:
-                sources.set_value(merged, keys, _cast(strongest.get(keys), keys, setting))
-        _resolve_auto_size(merged)
-        return Settings(root=layers.root, **parse_sections(merged)), layers
+        values = {keys: _parse(keys, layer) for keys in SETTINGS if (layer := layers.strongest(keys)) is not None}
+        if values.get(_SIZE) is None:
+            values[_SIZE] = _auto_size(values)
+        return Settings(root=layers.root, **_fields(values)), layers
     except _InvalidSetting as error:
         raise UsageError(_describe(error, layers)) from error
 
@@ -131,20 +129,19 @@ class _InvalidSetting(ValueError):
         self.keys, self.detail, self.item = keys, detail, item
 
 
-def parse_sections(document: Mapping[Any, Any], parents: Keys = ()) -> dict[str, Any]:
-    """Return the sections and values of a document, which has only known keys, by name. Raises ValueError."""
-    values: dict[str, Any] = {}
+def _fields(values: Mapping[Keys, Any], parents: Keys = ()) -> dict[str, Any]:
+    """Return the sections and values directly in a section, by default all sections, by name."""
+    fields: dict[str, Any] = {}
     for name in sections_of(parents):
         keys = (*parents, name)
         if keys in SECTIONS:
-            section = parse_sections(document.get(name, {}), keys)
             try:
-                values[name] = SECTIONS[keys](**section)
+                fields[name] = SECTIONS[keys](**_fields(values, keys))
             except FieldError as error:
                 raise _InvalidSetting((*keys, error.key), error.detail) from error
-        elif name in document:
-            values[name] = _parse(keys, document[name])
-    return values
+        elif keys in values:
+            fields[name] = values[keys]
+    return fields
 
 
 def sections_of(parents: Keys = ()) -> list[str]:
@@ -153,10 +150,13 @@ def sections_of(parents: Keys = ()) -> list[str]:
     return list(dict.fromkeys(keys[depth] for keys in SETTINGS if keys[:depth] == parents and len(keys) > depth))
 
 
-def _parse(keys: Keys, value: Any) -> Any:
-    """Return the value of a setting from a file's value. Raises _InvalidSetting."""
-    setting = SETTINGS[keys]
-    if (value is None and setting.is_nullable) or (value == AUTO and setting.usual is not None):
+def _parse(keys: Keys, layer: SettingsLayer) -> Any:
+    """Return the value that a layer has for a setting. Raises _InvalidSetting."""
+    setting, value = SETTINGS[keys], layer.get(keys)
+    if layer.places is not None:
+        value = _cast(value, keys, setting)
+    is_open = value == AUTO and (setting.usual is not None or keys == _SIZE)
+    if is_open or (value is None and setting.is_nullable):
         return None
     origin = typing.get_origin(setting.kind)
     if origin is tuple and isinstance(value, (list, tuple)):  # a YAML `!!set` has no order and is refused below
@@ -193,17 +193,12 @@ def _has_type(kind: Any, value: Any) -> bool:
     return kind is not float or math.isfinite(value)
 
 
-def _resolve_auto_size(merged: dict[str, Any]) -> None:
-    """Replace `fleet.size: auto`, or a missing size, by the number of workers. Validation reports other mistakes."""
-    fleet = merged.get("fleet", {})
-    if not isinstance(fleet, Mapping) or fleet.get("size", AUTO) != AUTO:
-        return
-    local, bench = fleet.get("local"), merged.get("bench")
-    threads = local.get("threads") if isinstance(local, Mapping) else None
-    profile = bench.get("profile") if isinstance(bench, Mapping) else None
-    threads = threads if type(threads) is int and threads > 0 else 1
-    size = AUTO_WORKERS if fleet.get("kind") == "pods" else local_workers(threads, uses_gpus=profile == "gpu")
-    merged["fleet"] = {**fleet, "size": size}
+def _auto_size(values: Mapping[Keys, Any]) -> int:
+    """Return the number of workers for `fleet.size: auto`."""
+    if values.get(("fleet", "kind")) == "pods":
+        return AUTO_WORKERS
+    uses_gpus = values.get(("bench", "profile")) == "gpu"
+    return local_workers(values.get(("fleet", "local", "threads"), 1), uses_gpus=uses_gpus)
 
 
 INVOKES_SECTIONS = Config.global_defaults().keys()  # run, sudo, tasks, timeouts, ...: of no effect here

@@ -79,13 +79,6 @@ class SettingsLayers:
         """Return the strongest layer with a value for this key, or None if only the default exists."""
         return next((layer for layer in reversed(self.weakest_first) if layer.has(keys)), None)
 
-    def merged(self) -> dict[Any, Any]:
-        """Merge the layers. Only for checked layers: a section in one layer must be a section in all."""
-        merged: dict[Any, Any] = {}
-        for layer in self.weakest_first:
-            _merge(merged, layer.data)
-        return merged
-
 
 class ProjectConfig(Config):
     """Invoke's config, which reads no file and no variable: `read` does.
@@ -296,13 +289,3 @@ def set_value(target: dict[str, Any], keys: Keys, value: Any) -> None:
     for key in keys[:-1]:
         target = target.setdefault(key, {})
     target[keys[-1]] = value
-
-
-def _merge(target: dict[Any, Any], data: Mapping[Any, Any]) -> None:
-    for key, value in data.items():
-        if not isinstance(value, Mapping):
-            target[key] = value
-            continue
-        if not isinstance(target.get(key), dict):
-            target[key] = {}
-        _merge(target[key], value)
