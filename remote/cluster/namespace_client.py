@@ -76,7 +76,6 @@ KINDS: dict[str, Kind] = {
 
 POD = Kind(api="/api/v1", plural="pods")
 RESOURCE_QUOTA = Kind(api="/api/v1", plural="resourcequotas")
-RUNTIME_CLASS = Kind(api="/apis/node.k8s.io/v1", plural="runtimeclasses", is_namespaced=False)
 CSI_DRIVER = Kind(api="/apis/storage.k8s.io/v1", plural="csidrivers", is_namespaced=False)
 STORAGE_CLASS = Kind(api="/apis/storage.k8s.io/v1", plural="storageclasses", is_namespaced=False)
 

@@ -1,7 +1,7 @@
 """Checks by subject. Each module has its faults, the functions that detect them, and `CHECKS`.
 
 machine   this machine: packages, programs, disk, clock, GPU
-settings  files, secrets, contradictions, slow settings
+settings  secrets, contradictions, slow settings
 oci       credentials of the tenancy
 vm        the build VM: connection, engine, share, room, models; the registry: name, login, permission to push
 cluster   connection, permissions, namespace, quota, storage, DNS; findings on the nodes, state of the deployed pods

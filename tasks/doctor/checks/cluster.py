@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from bench.records import schema
 from remote.cluster.diagnosis.finding import Diagnosis, group
-from remote.cluster.diagnosis.node_health import HARDWARE_CAUSE, UNKNOWN_CAUSE
 from remote.cluster.diagnosis.nodes import MIN_KUBELET
-from remote.cluster.namespace_client import KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
+from remote.cluster.namespace_client import KINDS, POD, RESOURCE_QUOTA
 from remote.cluster.quantities import parse_quantity
 from remote.hosts.local_program import CannotStart, run_program
 from remote.hosts.pods.kubectl import not_installed_error
@@ -224,14 +222,6 @@ def controller(context: CheckContext) -> CheckResult:
     return passed(f"the controllers of the overlay {overlay} are installed")
 
 
-@CHECKS.register("runtime class", "Is there a runtime class nvidia?")
-def runtime(context: CheckContext) -> CheckResult:
-    with context.open_cluster() as cluster:
-        names = [str(item["metadata"]["name"]) for item in cluster.list_all(RUNTIME_CLASS)]
-    has = "there is a runtime class nvidia" if "nvidia" in names else "no runtime class nvidia"
-    return passed(f"{has}; our pods use the nodes' default runtime, which must be NVIDIA's")
-
-
 @CHECKS.register("DNS", "Do names resolve in the cluster?", NO_DNS)
 def dns(context: CheckContext) -> CheckResult:
     with context.open_cluster() as cluster:
@@ -250,23 +240,6 @@ def dns(context: CheckContext) -> CheckResult:
     )
 
 
-# check name: (question, causes of the findings that it reports)
-CAUSES = {
-    "health": ("Are the nodes Ready, without pressure, not cordoned?", ("not-ready", "pressure", "cordoned")),
-    "hardware": ("Do the agents that check GPUs and links find no problem on them?", (HARDWARE_CAUSE, UNKNOWN_CAUSE)),
-    "taints": ("Do our pods tolerate their taints?", ("taint", "not-preemptible")),
-    "GPUs": (
-        "Does each have whole GPUs of one kind that no other pod holds? Does the device plugin run?",
-        ("device-plugin", "split", "gpu-product", "gpu-shared", "few-gpus", "gpu-taken"),
-    ),
-    "room": (
-        "Do they have cores, memory, and a disk for the image and cluster.scratch?",
-        ("no-cpu", "no-memory", "disk"),
-    ),
-    "versions": ("Are kubelet and NVIDIA driver new enough?", ("kubelet", "driver")),
-}
-
-
 @NODE_CHECKS.register("enough", "Do as many nodes qualify as the fleet has pods, with one kind of GPU?")
 def enough(context: CheckContext) -> CheckResult:
     settings, reports = context.settings, context.nodes.get_or_raise()
@@ -275,19 +248,18 @@ def enough(context: CheckContext) -> CheckResult:
     return passed(check_capacity(placement, settings.fleet.size, reports))
 
 
-def check_causes(causes: Sequence[str], context: CheckContext) -> CheckResult | list[CheckResult]:
-    """Return the findings with these causes, one result for all nodes with the same finding."""
+@NODE_CHECKS.register(
+    "health", "Are they Ready, with whole free GPUs, room, versions new enough, and no taint or fault of the hardware?"
+)
+def health(context: CheckContext) -> CheckResult | list[CheckResult]:
+    """Return one result for all nodes with the same finding."""
     reports = [report for report in context.nodes.get_or_skip() if report.is_candidate]
     if not reports:
         raise Skipped("see nodes enough")
-    findings = [finding for report in reports for finding in report.findings if finding.cause in causes]
-    warnings = [warning for report in reports for warning in report.warnings if warning.cause in causes]
+    findings = [finding for report in reports for finding in report.findings]
+    warnings = [warning for report in reports for warning in report.warnings]
     results = [*_failures(findings), *_failures(warnings, CheckStatus.WARN)]
     return results or passed(f"no problem on {formatting.count(len(reports), 'node')}")
-
-
-for _name, (_question, _causes) in CAUSES.items():
-    NODE_CHECKS.register(_name, _question)(partial(check_causes, _causes))
 
 
 @POD_CHECKS.register("up", "Is every deployed pod up, and if not, why? Pulls, scheduling, limits, mounts, crashes.")

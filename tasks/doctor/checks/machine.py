@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import shutil
 import sys
 import time
@@ -47,11 +46,6 @@ CLOCK = Fault(
 )
 
 
-@CHECKS.register("python", "Which Python runs here?")
-def python(_: CheckContext) -> CheckResult:
-    return passed(f"Python {platform.python_version()} at {sys.executable}, {platform.platform(terse=True)}")
-
-
 @CHECKS.register(
     "packages", "Are the requirements of every installed package installed, in a matching version?", CONFLICT
 )
@@ -59,7 +53,7 @@ def packages(_: CheckContext) -> CheckResult:
     installed = list(metadata.distributions())
     first, *others = [*conflicts(installed)] or [""]
     if not first:
-        return passed(f"the requirements of all {len(installed)} packages are installed")
+        return passed(f"the requirements of all {len(installed)} packages are installed in {sys.prefix}")
     return CONFLICT.result(conflict=first + (f" (and {len(others)} more)" if others else ""))
 
 

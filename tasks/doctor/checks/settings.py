@@ -1,4 +1,4 @@
-"""Checks of the settings: files, secrets, contradictions, slow settings."""
+"""Checks of the settings: secrets, contradictions, slow settings."""
 
 import os
 from collections.abc import Iterator
@@ -9,8 +9,7 @@ from tasks.clients import secrets
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
 from tasks.fleet.trial_spec import INT8_OFFER
-from tasks.settings import sources
-from tasks.settings.layers import ENVIRONMENT, Settings
+from tasks.settings.layers import Settings
 
 CHECKS = Checks("settings")
 
@@ -61,16 +60,6 @@ SHARED_NODE = Fault(
     "set cluster.one_per_node to true if you compare numbers",
     status=CheckStatus.WARN,
 )
-
-
-@CHECKS.register("files", "Which settings files and variables are read?")
-def files(context: CheckContext) -> CheckResult:
-    read_sources = sources.read(context.config, ENVIRONMENT)
-    used = [source.path for source in read_sources.weakest_first if source.path is not None and source.data]
-    paths = ", ".join(map(sources.display_path, used))
-    variables = sum(name in os.environ for name in ENVIRONMENT)
-    more = f", and {variables} variable{'' if variables == 1 else 's'} INVOKE_*" if variables else ""
-    return passed(f"read: {paths or 'none'}{more}; all keys and values are valid")
 
 
 @CHECKS.register("secrets", "Do the files with passwords and tokens exist, and are they private?")

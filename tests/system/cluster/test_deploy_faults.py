@@ -110,7 +110,7 @@ def test_what_a_user_may_not_read_is_named_and_stops_nothing_else(deployed: Oper
     for resource in {request.partition("?")[0].rpartition("/")[2] for request in deployed.cluster.requests()}:
         if resource not in allowed:
             faults.forbid(verb="list", resource=f"{resource}*")
-    for resource in ("namespaces", "secrets", "nodes", "resourcequotas", "csidrivers*", "runtimeclasses*"):
+    for resource in ("namespaces", "secrets", "nodes", "resourcequotas", "csidrivers*"):
         faults.forbid(verb="get", resource=resource)
         faults.forbid(verb="list", resource=resource)
     output = deployed.inv("doctor", "--only", "cluster,nodes,pods")

@@ -12,7 +12,6 @@ from remote.image.engine import DiskInfo, EngineFacts, FolderInfo
 from remote.image.plan import SpaceNeed, check_data_root, check_free_space, check_tmpdir, model_folders
 from remote.image.vm_jobs import VmFacts
 from remote.providers import GENERIC
-from tasks.doctor.checks.cluster import CAUSES
 from tasks.faults import from_error
 from tests.unit.remote.cluster import test_diagnosis, test_nodes
 
@@ -52,8 +51,7 @@ def first_of_each_cause(findings: Iterable[Diagnosis]) -> dict[str, tuple[str, s
 def nodes() -> dict[str, Rows]:
     """Return the rows of each check of the nodes, from the cases of the nodes' tests."""
     rows = first_of_each_cause(test_nodes.example_findings(provider=GENERIC))
-    causes = {"enough": ("instance-type",), **{name: check_causes for name, (_, check_causes) in CAUSES.items()}}
-    return {f"nodes {name}": [rows[cause] for cause in included if cause in rows] for name, included in causes.items()}
+    return {"nodes enough": [rows.pop("instance-type")], "nodes health": list(rows.values())}
 
 
 def pods() -> Rows:
@@ -63,8 +61,7 @@ def pods() -> Rows:
 
 
 def vm() -> Rows:
-    texts = dict.fromkeys(("system", "kernel", "user", "home"), "")
-    facts = VmFacts(machine="aarch64", python=(3, 6, 8), groups=(), cores=1, memory_bytes=1, clock=0, **texts)
+    facts = VmFacts(system="", user="", machine="aarch64", python=(3, 6, 8), cores=1, memory_bytes=1, clock=0)
     return [_row(problem) for problem in facts.problems()]
 
 
@@ -88,7 +85,7 @@ def models() -> Rows:
 def room() -> Rows:
     tmpdir = FolderInfo(path="TMPDIR", exists=True, is_folder=True, kind="ext4", device=1, free_bytes=0, writable=True)
     root = replace(tmpdir, path="DATA-ROOT", device=2)
-    facts = EngineFacts(version="", api_version="", data_root="", storage_driver="overlay2")
+    facts = EngineFacts(data_root="", storage_driver="overlay2")
     need = SpaceNeed(folder=root, purpose="the image", need_bytes=25_000_000_000)
     return [
         _error_row(lambda: check_free_space([need], root.path)),
