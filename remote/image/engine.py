@@ -80,21 +80,16 @@ class FolderInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """The engine's own report: versions, data-root, storage driver."""
+    """The engine's own report: its data-root and storage driver."""
 
-    version: str
-    api_version: str
     data_root: str
     storage_driver: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineUsage:
-    """Space that the engine uses, and what a prune frees of it, in bytes. `old_images`: id to its own bytes."""
+    """Bytes that a prune frees. `old_images`: id to its own bytes."""
 
-    image_count: int
-    image_bytes: int
-    cache_bytes: int
     unused_cache_bytes: int
     old_images: Mapping[str, int]
 
@@ -164,7 +159,7 @@ def connect(host: Host, client: Client) -> Iterator["Engine"]:
             if parts and "Engine" not in parts:
                 raise _not_docker(host, client)
             api = stack.enter_context(_open_api(path, api_version))
-            yield Engine(host, client, api, version)
+            yield Engine(host, client, api)
         except _sdk().errors.APIError as error:
             raise EngineError(f"{host.name}: the engine refused a request: {error.explanation or error}") from error
         except (_sdk().errors.DockerException, requests.RequestException) as error:
@@ -251,8 +246,8 @@ def _serve(host: Host, client: Client, peer: socket.socket, failures: list[HostE
 class Engine:
     """A connected engine. All methods raise EngineError and HostError, through `connect`."""
 
-    def __init__(self, host: Host, client: Client, api: Any, version: Mapping[str, Any]) -> None:
-        self._host, self._client, self._api, self._version = host, client, api, version
+    def __init__(self, host: Host, client: Client, api: Any) -> None:
+        self._host, self._client, self._api = host, client, api
 
     def observe(self) -> EngineFacts:
         """Return what a build depends on. Raises EngineError if there is no BuildKit."""
@@ -268,12 +263,7 @@ class Engine:
             )
         with _valid_answer(self._host):
             info = self._api.info()
-            return EngineFacts(
-                version=str(self._version["Version"]),
-                api_version=str(self._version["ApiVersion"]),
-                data_root=str(info["DockerRootDir"]),
-                storage_driver=str(info["Driver"]),
-            )
+            return EngineFacts(data_root=str(info["DockerRootDir"]), storage_driver=str(info["Driver"]))
 
     def find_image(self, name: str) -> EngineImage | None:
         """Return an image, or None if the engine has no such image."""
@@ -321,28 +311,22 @@ class Engine:
         return Completed(exit_code=code, stdout=stdout, stderr=stderr)
 
     def usage(self, label: str, repository: str | None) -> EngineUsage:
-        """Return the use of space.
+        """Return what a prune frees.
 
         Old images are those with `label`, without a container, and with no name but some of `repository`.
         """
         names = ("<none>", *(() if repository is None else (f"{repository}:",)))
         with _valid_answer(self._host):
             df = self._api.df()
-            images, cache = df["Images"] or [], [part for part in df["BuildCache"] or [] if not part.get("Shared")]
             old_images = {
                 str(image["Id"]): int(image["Size"]) - max(0, int(image["SharedSize"]))
-                for image in images
+                for image in df["Images"] or ()
                 if label in (image.get("Labels") or {})
                 and image["Containers"] <= 0
                 and all(name.startswith(names) for name in image.get("RepoTags") or ())
             }
-            return EngineUsage(
-                image_count=len(images),
-                image_bytes=int(df["LayersSize"] or 0),
-                cache_bytes=sum(int(part["Size"]) for part in cache),
-                unused_cache_bytes=sum(int(part["Size"]) for part in cache if not part["InUse"]),
-                old_images=old_images,
-            )
+            unused = [part for part in df["BuildCache"] or () if not (part.get("Shared") or part["InUse"])]
+            return EngineUsage(unused_cache_bytes=sum(int(part["Size"]) for part in unused), old_images=old_images)
 
     def prune(self, usage: EngineUsage) -> int:
         """Remove the old images and the unused build cache. Returns the freed bytes.

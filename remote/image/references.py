@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from bench.records.status import Failure
 from remote.providers import registry_provider
 
-DOCKER_HUB = "registry-1.docker.io"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*(?::[0-9]{{1,5}})?\Z")
 _PART = re.compile(r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*\Z")
@@ -40,7 +39,7 @@ def parse_image_name(text: str, default_tag: str) -> Reference:
     """Parse and validate `text`. Raises InvalidReference."""
     host, _, rest = text.partition("/")
     path, colon, tag = rest.partition(":")
-    if not rest or not _HOST.match(host) or not _names_host(host):
+    if not rest or not _HOST.match(host) or not re.search(r"[.:]|^localhost$", host):
         raise InvalidReference(
             f"{text!r}: expected HOST/REPOSITORY:TAG, e.g. registry.example.com/team/qlora-fleet:1.0"
         )
@@ -62,22 +61,6 @@ def parse_image_name(text: str, default_tag: str) -> Reference:
     if (problem := registry_provider(host).image_problem(host, parts)) is not None:
         raise InvalidReference(f"{text!r}: {problem}")
     return Reference(host=host, path=path, tag=tag or default_tag)
-
-
-def _names_host(part: str) -> bool:
-    """Return True if an engine takes the first part of a name for a host."""
-    return "." in part or ":" in part or part == "localhost"
-
-
-def pull_reference(image: str) -> Reference:
-    """Return the registry and path that an engine pulls an image from: Docker Hub unless the name begins with a host.
-
-    Raises InvalidReference.
-    """
-    host, slash, _ = image.partition("/")
-    if not slash or not _names_host(host):
-        image = f"{DOCKER_HUB}/{'' if slash else 'library/'}{image}"
-    return parse_image_name(image, "latest")
 
 
 def check_user(user: str, repository: str) -> None:

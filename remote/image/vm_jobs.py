@@ -73,12 +73,9 @@ class VmFacts:
     """Facts about the VM. `machine` is the processor as in `uname -m`, `clock` the VM's Unix time."""
 
     system: str
-    kernel: str
     machine: str
     python: tuple[int, int, int]
     user: str
-    groups: tuple[str, ...]
-    home: str
     cores: int
     memory_bytes: int
     clock: float
@@ -101,7 +98,7 @@ def observe(host: Host) -> VmFacts:
     """Query the VM. Raises HostUnreachable, CommandFailed."""
 
     def to_facts(fields: dict[str, Any]) -> VmFacts:
-        return VmFacts(**{**fields, "groups": tuple(fields["groups"]), "python": tuple(fields["python"])})
+        return VmFacts(**{**fields, "python": tuple(fields["python"])})
 
     command = inline_command(host, "remote.agent.scripts.vm_info")
     return read_json(host, command, "the output of vm_info", to_facts, timeout_sec=_TIMEOUT_SEC)

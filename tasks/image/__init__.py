@@ -4,9 +4,9 @@ commands        the commands, with their flags and help
 build           build the image, as a job on the build VM
 push            push the image to the registry, record its digest in results/image.json
 verify          check that an image is intact and a trial runs in it, on the build VM or on a GPU node
-archive         save the image to a file, load it from one
+archive         save the image to a file
 vm_work         follow a job on the VM, save its log, cancel it
 build_profiles  image/profiles.yaml, the image's name, the locks
 model           the demo model; download models to the VM
-vm              check the build VM, start an engine on it
+vm              free the disk of the VM's engine, start an engine on the share
 """

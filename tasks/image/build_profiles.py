@@ -1,4 +1,4 @@
-"""Build profiles of image/profiles.yaml; `inv image.lock`: lock files of their packages and base images."""
+"""Build profiles of image/profiles.yaml; `inv image.lock`: lock files of their packages."""
 
 import dataclasses
 import re
@@ -8,20 +8,15 @@ from pathlib import Path
 import yaml
 from invoke.context import Context
 
-from bench.records.atomic_files import write_atomic
-from remote.agent.shared.errors import VmAgentError
-from remote.agent.shared.registry_api import Registry
 from remote.hosts.host_protocol import CommandTimedOut
 from remote.hosts.local_program import run_program
 from remote.image.plan import BuildProfile
-from remote.image.references import InvalidReference, pull_reference
 from tasks.cli.command_result import CommandResult, plan_result
-from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError, file_errors
+from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.settings.layers import Settings, load
 
 PROFILES_FILE = "image/profiles.yaml"
 LOCK_TIMEOUT_SEC = 1800.0
-DIGEST_PATTERN = re.compile(r"sha256:[0-9a-f]{64}\Z")
 PLATFORM = "x86_64-manylinux_2_28"
 HUB_CLIENT, HUB_CLIENT_PYTHON = "hub-client", "3.9"  # its lock is for a build VM, the others for profiles
 
@@ -46,21 +41,7 @@ def selected_profile(settings: Settings) -> BuildProfile:
             f"image.profile: expected one of {', '.join(profiles)}, found {name!r}", remedy=f"see {PROFILES_FILE}"
         )
     profile = profiles[name]
-    return dataclasses.replace(profile, base=settings.image.base or pinned_base(settings.root, profile))
-
-
-def pinned_base(root: Path, profile: BuildProfile) -> str:
-    """Return the profile's base image with the digest recorded by `inv image.lock`, if there is one."""
-    try:
-        locked = _base_file(root, profile.name).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return profile.base
-    name, _, digest = locked.partition("@")
-    return locked if name == profile.base and DIGEST_PATTERN.match(digest) else profile.base
-
-
-def _base_file(root: Path, name: str) -> Path:
-    return root / "image" / "locks" / f"{name}.base"
+    return dataclasses.replace(profile, base=settings.image.base or profile.base)
 
 
 def image_name(settings: Settings) -> str:
@@ -86,9 +67,7 @@ def make_locks(context: Context, profile: str | None, *, upgrade: bool, dry_run:
     names = [profile] if profile is not None else [*profiles, HUB_CLIENT]
     if dry_run:
         locks = [f"image/locks/{name}.txt" for name in names]
-        bases = {name: pinned_base(settings.root, profiles[name]) for name in names if name in profiles}
-        base_lines = [f"{name}: base {base}" for name, base in bases.items()]
-        return plan_result([*(f"write  {lock}" for lock in locks), *base_lines], locks=locks, bases=bases)
+        return plan_result([f"write  {lock}" for lock in locks], locks=locks)
     for name in names:
         folder = settings.root / "image" / "locks"
         argv = (
@@ -115,33 +94,4 @@ def make_locks(context: Context, profile: str | None, *, upgrade: bool, dry_run:
         text = (folder / f"{name}.txt").read_text(encoding="utf-8")
         packages = re.findall(r"^[a-z0-9]", text, re.MULTILINE)
         print(f"image/locks/{name}.txt: {len(packages)} packages, {text.count('--hash=')} hashes")
-    for name in [profile] if profile is not None else profiles:
-        _pin_base(settings, profiles[name], upgrade=upgrade)
     return None
-
-
-def _pin_base(settings: Settings, profile: BuildProfile, *, upgrade: bool) -> None:
-    """Record the current registry digest of the profile's base. Raises a task's errors; the locks stay written."""
-    base = pinned_base(settings.root, profile)
-    if "@" in profile.base or ("@" in base and not upgrade):
-        print(f"{profile.name}: base {base}")
-        return
-    retry_command = f"`inv image.lock --profile {profile.name}`"
-    try:
-        reference = pull_reference(profile.base)
-        manifest = Registry(reference.host, reference.path, None).manifest(reference.tag)
-    except InvalidReference as error:
-        raise UsageError(f"{PROFILES_FILE}: {profile.name}: base: {error}") from error
-    except VmAgentError as failed:
-        error_classes = {"transient": RetryableError, "refused": ConfirmationRequired}
-        raise error_classes.get(failed.kind, UsageError)(
-            f"base {profile.base} is not pinned ({failed})", remedy=f"the packages are locked; {retry_command}"
-        ) from failed
-    if manifest is None:
-        raise UsageError(
-            f"{PROFILES_FILE}: {profile.name}: base: {reference.host} has no {reference.path}:{reference.tag}"
-        )
-    path = _base_file(settings.root, profile.name)
-    with file_errors(path, f"make it writable, then {retry_command}"):
-        write_atomic(path, f"{profile.base}@{manifest[0]}\n".encode())
-    print(f"{path.relative_to(settings.root)}: {profile.base}@{manifest[0]}")

@@ -79,19 +79,6 @@ archive = Command(
     path=positional("folder on the build VM for the archive and its checksum"),
     dry_run=switch("print the image and its size, and write nothing"),
 )
-load = Command(
-    "image.load",
-    "tasks.image.archive:load_archive",
-    "Verify an archive and load it into the engine.",
-    section=Section.BUILD,
-    effect=Effect.CHANGES,
-    examples=(
-        "inv image.load /mnt/fss/archives/image.tar.zst --dry-run  # is it there?",
-        "inv image.load /mnt/fss/archives/image.tar.zst push  # then to a registry",
-    ),
-    path=positional("archive on the build VM, with its .sha256 file in the same folder"),
-    dry_run=switch("check that archive and checksum exist, and load nothing"),
-)
 demo = Command(
     "model.demo",
     "tasks.image.model:make_demo",
@@ -130,18 +117,6 @@ fetch = Command(
         "inv model.fetch --here --model mistralai/Mistral-7B-v0.3  # to train here",
     ),
     options=FetchOptions,
-)
-check_vm = Command(
-    "vm.check",
-    "tasks.image.vm:check_vm",
-    "Connect to the build VM and show its properties.",
-    section=Section.BUILD,
-    effect=Effect.SHOWS,
-    examples=(
-        "inv vm.check --tmpdir /mnt/fss  # and the space on the share",
-        "inv vm.check --json  # for programs",
-    ),
-    tmpdir=text(TMPDIR, value="FOLDER", unset=TMPDIR_SETTING),
 )
 prune_vm = Command(
     "vm.prune",

@@ -1,8 +1,7 @@
-"""`inv vm.*`: check the build VM, free its engine's disk, start an engine with its data on a shared file system."""
+"""`inv vm.*`: free the disk of the build VM's engine, start an engine with its data on a shared file system."""
 
 import dataclasses
 import json
-import time
 from typing import Any
 
 from invoke.context import Context
@@ -11,19 +10,18 @@ from bench.records.units import format_gb
 from remote.agent.shared.secure_dir import EXIT_FOREIGN_OWNER
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
-from remote.hosts.host_protocol import Host, parse_json
+from remote.hosts.host_protocol import parse_json
 from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
-from remote.image.engine import EngineError, FolderInfo
 from reports import formatting
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command
 from tasks.cli.terminal import confirm
-from tasks.clients.build_vm import build_vm, resolve_tmpdir, to_task_error
-from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls
+from tasks.clients.build_vm import build_vm, resolve_tmpdir
+from tasks.errors import ConfirmationRequired, UsageError, escape_controls
 from tasks.image import vm_work
 from tasks.image.build import engine_client, registry_repository
-from tasks.settings.layers import Settings, load
+from tasks.settings.layers import load
 
 MOUNT = "/var/lib/qlora-fleet-engine"
 SOCKET = "/run/qlora-fleet-engine.sock"
@@ -31,51 +29,6 @@ BRIDGE = "qlora-fleet0"
 DEFAULT_SIZE_GB = 150.0
 LOG = "/var/log/qlora-fleet-engine.log"
 START_TIMEOUT_SEC = 900.0  # covers mkfs on a busy share and dockerd's first start
-
-
-def check_vm(context: Context, tmpdir: str | None) -> CommandResult:
-    settings, disks = load(context), tuple[FolderInfo, ...]()
-    started_at, command = time.monotonic(), format_command("vm.check", tmpdir=tmpdir)
-    with build_vm(settings, command) as host:
-        facts = vm_jobs.observe(host)
-        connect_sec = time.monotonic() - started_at
-        version = ".".join(map(str, facts.python))
-        print(f"{host.name}: connected in {connect_sec:.2f} s")
-        print(f"  {facts.system}, kernel {facts.kernel}, {facts.machine}, Python {version}")
-        print(f"  {facts.cores} cores, {format_gb(facts.memory_bytes)} of memory")
-        print(f"  user {facts.user} in {', '.join(facts.groups)}; home {facts.home}")
-        if facts.python[:2] >= vm_jobs.MIN_PYTHON:
-            folders = (facts.home, resolve_tmpdir(settings, host, tmpdir))
-            disks = engine.disk_info(host, folders).folders
-        for disk in disks:
-            state = "" if disk.exists else ", does not exist yet"
-            access = "writable" if disk.writable else "not writable for this user"
-            print(f"  {disk.path}: {format_gb(disk.free_bytes)} free on {disk.kind}, {access}{state}")
-        problems, engine_facts = facts.problems(), None
-        failure = TaskFailed(f"{host.name}: unusable", remedy=f"{problems[0]}") if problems else None
-        try:
-            engine_facts = _check_engine(settings, host, folders[1]) if disks else None
-        except EngineError as error:
-            failure = failure or to_task_error(error, command)
-    for problem in problems:
-        print(f"  ! {problem}")
-    rows = [{"path": disk.path, "free_bytes": disk.free_bytes, "is_writable": disk.writable} for disk in disks]
-    data = {"host": host.name, **dataclasses.asdict(facts), "disks": rows, "engine": engine_facts}
-    return CommandResult(data=data, failure=failure)
-
-
-def _check_engine(settings: Settings, host: Host, tmp_folder: str) -> dict[str, Any]:
-    """Print what the engine is and uses, and return it as JSON. Raises EngineError if a build would, and HostError."""
-    with engine.connect(host, engine_client(settings)) as vm_engine:
-        facts, usage = vm_engine.observe(), vm_engine.usage(buildplan.BUILD_LABEL, registry_repository(settings))
-    (root,) = engine.disk_info(host, (facts.data_root,)).folders
-    print(f"  engine {facts.version}, API {facts.api_version}, {facts.storage_driver}, with BuildKit")
-    print(f"  {root.path}: {format_gb(root.free_bytes)} free on {root.kind}")
-    images, cache = format_gb(usage.image_bytes, 2), format_gb(usage.cache_bytes, 2)
-    print(f"  {usage.image_count} images, {images}; build cache, {cache}")
-    print(f"  `inv vm.prune` frees {format_gb(usage.prunable_bytes, 2)}")
-    buildplan.check_data_root(root, facts, tmp_folder)
-    return {**dataclasses.asdict(facts), **dataclasses.asdict(usage), "prunable_bytes": usage.prunable_bytes}
 
 
 def prune_vm(context: Context, *, dry_run: bool, yes: bool) -> CommandResult | None:

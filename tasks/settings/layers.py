@@ -113,7 +113,7 @@ def load_layers(context: Context) -> tuple[Settings, SettingsLayers]:
         _refuse_unknown(layer, layer.data)
     _refuse_unknown_variables()
     try:
-        values = {keys: _parse(keys, layer) for keys in SETTINGS if (layer := layers.strongest(keys)) is not None}
+        values = {keys: _parse(keys, owner) for keys in SETTINGS if (owner := layers.strongest(keys)) is not None}
         if values.get(_SIZE) is None:
             values[_SIZE] = _auto_size(values)
         return Settings(root=layers.root, **_fields(values)), layers

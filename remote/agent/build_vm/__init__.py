@@ -1,6 +1,6 @@
 """Long work on the build VM, each verb a detached job.
 
-archive: saves an image as one compressed file, and loads it
+archive: saves an image as one compressed file
 build: assembles the context and builds the image
 client: runs the engine's client and classifies its errors
 fetch: fetches a model into its folder and verifies it

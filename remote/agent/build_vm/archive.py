@@ -1,4 +1,4 @@
-"""Archive of an image on the build VM: one compressed file and its checksum file, saved and loaded.
+"""Archive of an image on the build VM: one compressed file and its checksum file.
 
 The exit codes of both the client and the compressor are checked: if the engine fails, `docker save | gzip` exits 0 and
 leaves a valid empty archive.
@@ -17,13 +17,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import IO, Any, cast
 
-from remote.agent.build_vm.client import (
-    MAX_LINE_BYTES,
-    MAX_OUTPUT_BYTES,
-    classify_failure,
-    inspect_image,
-    run_logged,
-)
+from remote.agent.build_vm.client import MAX_LINE_BYTES, classify_failure, inspect_image
 from remote.agent.build_vm.job import JobLog, wrap_os_errors
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.files import CHUNK_BYTES, hash_file
@@ -35,16 +29,14 @@ COMPRESSORS = (
     ("pigz", ("-c",), ".tar.gz"),
     ("gzip", ("-c",), ".tar.gz"),
 )
-DECOMPRESSORS = {".zst": ("zstd",), ".gz": ("pigz", "gzip")}
 IMAGE_COMMENT = "# image "  # sha256sum --check ignores such lines
 LOG_INTERVAL_MIB = 512
 MAX_CHECKSUM_FILE_BYTES = 4096
-LOADED = re.compile(r"Loaded image(?: ID)?: (\S+)")  # a line of `docker load`
 
 
 def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     with wrap_os_errors(job["path"]):
-        return archive(job_log, job) if job["action"] == "archive" else load(job_log, job)
+        return archive(job_log, job)
 
 
 def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
@@ -79,48 +71,6 @@ def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     os.replace(checksum_part, checksum)
     job_log.add(f"{path}: {path.stat().st_size / 1e9:.2f} GB, sha256 {digest}", "archive")
     return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": image_id, "compressor": name}
-
-
-def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
-    """Load the archive `path` once its checksum is verified: the engine gets nothing of a damaged one."""
-    docker = job["docker"]
-    path = Path(job["path"])
-    checksum = path.with_name(f"{path.name}.sha256")
-    for file in (path, checksum):
-        if not file.is_file():
-            message = f"{file}: not found, so the archive cannot be verified"
-            raise VmAgentError("refused", message, remedy="copy the archive and its checksum file")
-        check_trusted(file)
-    digest, image_id = read_checksum(checksum)
-    program = next((name for name in DECOMPRESSORS.get(path.suffix, ()) if shutil.which(name)), None)
-    if program is None:
-        raise VmAgentError(
-            "failed", f"{path}: no program to unpack {path.suffix or 'it'} is installed", remedy="install zstd"
-        )
-    job_log.add(f"{path}: verifying it", "load")
-    if hash_file(path)[1] != digest:
-        raise VmAgentError(
-            "refused", f"{path}: its sha256 differs from {checksum.name}", remedy="copy the archive again"
-        )
-    job_log.add(f"{program} -dc {path} | docker load")
-    with (
-        path.open("rb") as packed,
-        subprocess.Popen([program, "-dc"], stdin=packed, stdout=PIPE, stderr=PIPE) as unpack,
-    ):
-        output, errors = cast("IO[bytes]", unpack.stdout), cast("IO[bytes]", unpack.stderr)
-        try:
-            code, lines = run_logged(job_log, [*docker, "load"], stdin=output)
-        finally:
-            output.close()
-        complaint = errors.read(MAX_OUTPUT_BYTES).decode(errors="replace")
-    if code != 0:  # checked first: an unpacker fails, too, if its reader has exited
-        raise classify_failure(lines, code)
-    if unpack.returncode != 0:
-        raise VmAgentError("failed", f"{program}: {complaint.strip() or f'exit {unpack.returncode}'}")
-    names = [match[1] for line in lines if (match := LOADED.match(line))]
-    if not names:
-        raise VmAgentError("refused", f"{path}: contains no image", remedy="copy both files again")
-    return {"image_id": image_id, "names": names}
 
 
 def read_checksum(path: Path) -> tuple[str | None, str | None]:

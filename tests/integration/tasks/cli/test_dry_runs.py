@@ -103,7 +103,7 @@ class EngineWithoutChanges:
         return SimpleNamespace(data_root="/var/lib/docker")
 
     def usage(self, *_: object) -> EngineUsage:
-        return EngineUsage(image_count=2, image_bytes=4, cache_bytes=2, unused_cache_bytes=1, old_images={DIGEST: 2})
+        return EngineUsage(unused_cache_bytes=1, old_images={DIGEST: 2})
 
 
 @pytest.fixture
@@ -179,7 +179,6 @@ CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
     "collect": {"run": RUN.run_id},
     "deploy": {},
     "image.archive": {"path": "/mnt/fss"},
-    "image.load": {"path": "/mnt/fss/image.tar.zst"},
     "image.lock": {},
     "image.verify": {},
     "init": {"provider": "generic"},

@@ -24,7 +24,7 @@ from remote.image.plan import (
 )
 from remote.image.settings import ImageSection
 
-FACTS = EngineFacts(version="28.2.2", api_version="1.50", data_root="/var/lib/docker", storage_driver="overlay2")
+FACTS = EngineFacts(data_root="/var/lib/docker", storage_driver="overlay2")
 PROFILE = BuildProfile(
     name="current", base="nvidia/cuda:12", python="3.12", stack_bytes=7_550_000_000, runs_on_cpu=True
 )
