@@ -16,34 +16,32 @@ from reports.summary.rows import ConfigurationRow
 from reports.summary.summary import Summary
 
 CENTRE = "optimized"
-# Field of a trial and of a published factor -> text with the values before and after.
-_CHANGE_TEXTS = {
-    "recipe": "recipe {0} \N{RIGHTWARDS ARROW} {1}",
-    "max_seq_len": "sequence {0} \N{RIGHTWARDS ARROW} {1}",
-    "micro_batch_size": "batch {0} \N{RIGHTWARDS ARROW} {1}",
-    "gradient_accumulation_steps": "accumulation {0} \N{RIGHTWARDS ARROW} {1}",
-    "layout": "samples {0}ed \N{RIGHTWARDS ARROW} {1}ed",
-    "base_precision": "weights {0} \N{RIGHTWARDS ARROW} {1}",
-    "lora_rank": "LoRA rank {0} \N{RIGHTWARDS ARROW} {1}",
-    "optimizer": "{0} \N{RIGHTWARDS ARROW} {1}",
-    "gradient_checkpointing": "checkpointing {0} \N{RIGHTWARDS ARROW} {1}",
-    "data_workers": "loader processes {0} \N{RIGHTWARDS ARROW} {1}",
+# Field of a trial and of a published factor -> its name before the values.
+_FACTORS = {
+    "recipe": "recipe ",
+    "max_seq_len": "sequence ",
+    "micro_batch_size": "batch ",
+    "gradient_accumulation_steps": "accumulation ",
+    "layout": "samples ",
+    "base_precision": "weights ",
+    "lora_rank": "LoRA rank ",
+    "optimizer": "",
+    "gradient_checkpointing": "checkpointing ",
+    "data_workers": "loader processes ",
 }
-_VALUE_TEXTS = {
-    True: "on",
-    False: "off",
+_VALUES = {
+    "True": "on",
+    "False": "off",
     "paged_adamw_8bit": "paged 8-bit AdamW",
     "adamw_torch": "AdamW",
-    "pad": "padd",
+    "pad": "padded",
+    "pack": "packed",
 }
 
 
-def _changed_fields(first: Trial, second: Trial) -> list[str]:
-    return [name for name in _CHANGE_TEXTS if getattr(first, name) != getattr(second, name)]
-
-
-def _describe_change(field: str, first: Trial, second: Trial) -> str:
-    return _CHANGE_TEXTS[field].format(_format_value(getattr(first, field)), _format_value(getattr(second, field)))
+def _describe_change(field: str, *trials: Trial) -> str:
+    values = [str(getattr(trial, field)) for trial in trials]
+    return _FACTORS[field] + " \N{RIGHTWARDS ARROW} ".join(_VALUES.get(value, value) for value in values)
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
@@ -53,11 +51,10 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         return None
     changes = []
     for row in summary.rows:
-        changed = _changed_fields(settings[CENTRE], settings[row.label])
-        if row is not centre and len(changed) == 1:
-            (field,) = changed
-            description = _describe_change(field, settings[CENTRE], settings[row.label])
-            changes.append((row, field, getattr(settings[row.label], field), description))
+        both = (settings[CENTRE], settings[row.label])
+        changed = [field for field in _FACTORS if getattr(both[0], field) != getattr(both[1], field)]
+        if len(changed) == 1:
+            changes.append((row, changed[0], getattr(both[1], changed[0]), _describe_change(changed[0], *both)))
     if not changes:
         return None
     published = reference_results.matching_results(run)
@@ -65,16 +62,23 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         {} if published is None else {(factor.field, factor.value): factor for factor in published.factors}
     )
     factors = [published_factors.get((field, after)) for _, field, after, _ in changes]
-    n_changes = len(changes)  # the intervals hold jointly, as in the page's table
-    sample_marks = [
-        _effect_mark(row, centre, "samples", factor, n_changes)
-        for (row, *_), factor in zip(changes, factors, strict=True)
-    ]
-    token_marks = [_effect_mark(row, centre, "useful_tokens", None, n_changes) for row, *_ in changes]
     panels = row_chart.share_axis(
         [
-            Panel(title=f"{rate}, x {CENTRE}", marks=tuple(effects), kind="dots", log=True, reference=1.0)
-            for rate, effects in (("Samples per second", sample_marks), ("Useful tokens per second", token_marks))
+            Panel(
+                title=f"{title} per second, x {CENTRE}",
+                marks=tuple(
+                    # The intervals hold jointly, as in the page's table.
+                    _effect_mark(row, centre, amount, factor, len(changes))
+                    for (row, *_), factor in zip(changes, known, strict=True)
+                ),
+                kind="dots",
+                log=True,
+                reference=1.0,
+            )
+            for title, amount, known in (
+                ("Samples", "samples", factors),
+                ("Useful tokens", "useful_tokens", [None] * len(changes)),
+            )
         ]
     )
     return RowFigure(
@@ -91,10 +95,6 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             "grey dots have no proven effect."
         ),
     )
-
-
-def _format_value(value: object) -> str:
-    return str(_VALUE_TEXTS.get(value, value)) if isinstance(value, (bool, str)) else str(value)
 
 
 def _effect_mark(

@@ -10,15 +10,15 @@ from reports.read.measurements import MeasuredValue
 from reports.summary.summary import Summary
 
 _COPIES = (
-    ("device_copy_gb_per_sec", "within the GPU's memory", "within memory"),
-    ("host_to_device_gb_per_sec", "host to GPU, pinned", "host to GPU"),
-    ("device_to_host_gb_per_sec", "GPU to host, pinned", "GPU to host"),
+    ("device_copy_gb_per_sec", "within the GPU's memory"),
+    ("host_to_device_gb_per_sec", "host to GPU, pinned"),
+    ("device_to_host_gb_per_sec", "GPU to host, pinned"),
 )
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
     products = measurements.select(run, "matmul_tflops", "dtype", "size", kind="hardware")
-    copies = [(label, copy) for name, label, _ in _COPIES for copy in measurements.select(run, name, kind="hardware")]
+    copies = [(label, copy) for name, label in _COPIES for copy in measurements.select(run, name, kind="hardware")]
     is_cpu = all(copy.value is None for label, copy in copies if label != _COPIES[0][1])
     if is_cpu:
         copies = [("within memory", copy) for label, copy in copies if copy.value is not None]
@@ -33,14 +33,14 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         return None
     published = reference_results.matching_results(run)
     published_copy_rate = None if published is None else published.hardware["device_copy_gb_per_sec"]
-    title = _title(reached)
-    has_limit = any(copy.share_percent for copy in [*reached.values(), *(copy for _, copy in copies)])
+    shown = [*reached.values(), *(copy for _, copy in copies)]
+    has_limit = any(copy.share_percent for copy in shown)
     limit = "Vertical lines are the chip's published figures. " if has_limit else ""
     return RowFigure(
         header=make_header(
             summary,
-            title,
-            measurements.describe_spread([*reached.values(), *(copy for _, copy in copies)]),
+            _title(reached),
+            measurements.describe_spread(shown),
             published=published,
         ),
         groups=(

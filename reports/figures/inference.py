@@ -12,7 +12,6 @@ from reports.summary.summary import Summary
 
 _PRICED_BATCHES = (1, 8, 32)  # batches with a cost in the caption
 _PRECISIONS = {"nf4": ("4 bit", OTHER_TONE), "bf16": ("16 bit", ACCENT_TONE)}
-_PUBLISHED = ("nf4", "base")  # precision and path of the published rates
 _MEASURES = (
     ("decode_tokens_per_sec", "Decoded tokens per second (logarithmic)"),
     ("time_to_first_token_sec", "Seconds to the first token (logarithmic)"),
@@ -56,7 +55,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         caption=(
             "Tokens per second of all sequences of a batch together; where they stop rising, the GPU is saturated."
             f"{' Vertical lines: with LoRA adapters on.' if any(path == 'adapter' for *_, path in rates) else ''}"
-            f"{_gain_text(rates, known)}{_cost_text(rates, summary)}"
+            f"{_cost_text(rates, summary)}"
         ),
     )
 
@@ -87,19 +86,6 @@ def _mark(values: Values, precision: str, batch: int, published: float | None) -
         published=published,
         limit=None if adapter is None else adapter.value,
     )
-
-
-def _gain_text(rates: Values, published: dict[int, float]) -> str:
-    """Describe how many times as fast the largest published batch is as the smallest, in 4 bit."""
-    measured = {
-        batch: value.value for (precision, batch, path), value in rates.items() if (precision, path) == _PUBLISHED
-    }
-    small, large = min(published, default=0), max(published, default=0)
-    slow, fast = measured.get(small), measured.get(large)
-    if small == large or not slow or not fast:
-        return ""
-    gain = f"{fast / slow:.2f}x ({published[large] / published[small]:.2f}x published)"
-    return f" Batch {large} over batch {small}, 4 bit: {gain}."
 
 
 def _cost_text(rates: Values, summary: Summary) -> str:

@@ -34,7 +34,6 @@ class PublishedTraining:
     max_seq_len: int
     micro_batch_size: int
     samples_per_sec: tuple[float, ...]
-    usd_per_1000_samples: float
     peak_vram_bytes: float | None = None
 
 

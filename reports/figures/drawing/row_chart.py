@@ -33,7 +33,6 @@ from reports.figures.drawing.style import (
 )
 from reports.formatting import HasInterval
 from reports.read.measurements import MeasuredValue
-from reports.summary.cost import Amount
 from reports.summary.rows import ConfigurationRow
 from reports.summary.summary import Summary
 
@@ -110,11 +109,6 @@ def published_text(*values: float, unit: str = "") -> str:
     """Return published values as the end of a mark's text; empty without any."""
     known = ", ".join(f"{value:g} {unit}".strip() for value in values)
     return f"  {PUBLISHED} {known} published" if known else ""
-
-
-def dollars_mark(amount: Amount, *, tone: str) -> Mark:
-    """Make a bar of an amount in US dollars."""
-    return interval_mark(amount, formatting.estimate(amount, prefix="$"), tone=tone)
 
 
 def measured_mark(
