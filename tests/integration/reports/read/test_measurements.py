@@ -57,9 +57,9 @@ INVERTED = Interval(median=2.0, low=3.0, high=1.0, n=5)
 @pytest.mark.parametrize(
     ("name", "value", "interval", "reason"),
     [
-        ("matmul_tflops", -1.0, None, "measurement 1, 'matmul_tflops', is -1; "),
-        ("decode_tokens_per_sec", -0.5, None, "measurement 1, 'decode_tokens_per_sec', is -0.5; "),
-        ("read_sec", -2.0, None, "measurement 1, 'read_sec', is -2; "),
+        ("matmul_tflops", -1.0, None, "measurement 1, 'matmul_tflops', is -1.0"),
+        ("decode_tokens_per_sec", -0.5, None, "measurement 1, 'decode_tokens_per_sec', is -0.5"),
+        ("read_sec", -2.0, None, "measurement 1, 'read_sec', is -2.0"),
         (" ", 1.0, None, "measurement 1 has no name"),
         ("copy_gb_per_sec", 2.0, INVERTED, "measurement 1, 'copy_gb_per_sec', has the interval 3 to 1 over 5 values"),
     ],

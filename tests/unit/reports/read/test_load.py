@@ -99,18 +99,18 @@ def with_time(number, seconds):
             "lora_rank is 64, planned 16",
         ),
         *(
-            (with_time(number, seconds), f"steps: step {number} took {seconds} s")
+            (with_time(number, seconds), f"steps: step_time_sec is {seconds}")
             for number in (1, 7)
             for seconds in (0.0, -0.1)
         ),
         (with_steps(samples=lambda s: s.samples[:-1]), "differ in length: step_time_sec 15, loss 15, samples 14"),
         (
             with_steps(useful_tokens=lambda s: [token + 1 for token in s.tokens]),
-            "steps: step 1 counts 4 samples, 512 tokens, 513 useful tokens",
+            "steps: step 1 counts 512 tokens, 513 of them useful",
         ),
         (
             with_steps(useful_tokens=lambda s: [0] * len(s.tokens)),
-            "steps: no step has a useful token",
+            "no step a useful token",
         ),
         (lambda result: replace(result, steps=Steps(), metrics=None), "no measured step"),
     ],
