@@ -132,10 +132,10 @@ def _lengths_fault(steps: Steps | TrainedSteps) -> str | None:
     return "its lists differ in length: " + ", ".join(f"{name} {count}" for name, count in lengths.items())
 
 
-def _parts_fault(tokens: Sequence[int], parts: Sequence[int], what: str) -> str | None:
+def _parts_fault(tokens: Sequence[int], parts: Sequence[int], kind: str) -> str | None:
     """Return the first step of which a part is larger than the whole."""
     wrong = ((number, *each) for number, each in enumerate(zip(tokens, parts, strict=True), 1) if each[1] > each[0])
-    return next((f"step {number} counts {whole} tokens, {part} of them {what}" for number, whole, part in wrong), None)
+    return next((f"step {number} counts {whole} tokens, {part} of them {kind}" for number, whole, part in wrong), None)
 
 
 def _measurements_fault(records: Sequence[Measurement]) -> str | None:

@@ -10,7 +10,6 @@ import io
 import re
 import unicodedata
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -174,43 +173,14 @@ def _advance_em(character: str, bold: bool) -> float:
     return max(float(advance), 1.0 if wide else 0.0)
 
 
-_MIN_USES = 4  # with fewer uses, a class is longer than the repeated style
-
-
-def inline_svg(svg: bytes, prefix: str) -> str:
-    """Shrink matplotlib's stand-alone SVG for embedding; `prefix` makes its classes unique in the page."""
+def inline_svg(svg: bytes) -> str:
+    """Return matplotlib's stand-alone SVG for embedding: of its column's width, in the page's colours."""
     body = svg.decode()
-    body = body[body.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", body, flags=re.DOTALL)
+    body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", body[body.index("<svg") :], flags=re.DOTALL)
     # Without a size in points, the drawing fills its column on the page and keeps its aspect ratio.
     body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
     body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
-    body = re.sub(r"<[^>]+>", lambda tag: _shorten_tag(tag.group()), body)
-    body = re.sub(r">\s+<", "><", body)
     body = re.sub(r' id="(?![a-z][0-9a-f]{10}")[^"]*"', "", body)  # nothing refers to a name, only to a digest
-    body = re.sub(r"<g></g>|<g/>", "", body)
-    body = _share_styles(body, prefix)
     for colour, variable in PAGE_COLOURS.items():
         body = body.replace(colour, variable)
     return body
-
-
-def _shorten_tag(tag: str) -> str:
-    """Remove what has no visible effect: hundredths of a point, rotations by zero, fonts that the page sets."""
-    tag = re.sub(r"(\.\d\d)\d+", r"\1", tag)
-    tag = re.sub(r' transform="rotate\(-?0 [^"]*"', "", tag)
-    tag = tag.replace(f"font-family: {PAGE_FONT}; ", "").replace(PAGE_FONT, "sans-serif")
-    return " ".join(tag.split())
-
-
-def _share_styles(body: str, prefix: str) -> str:
-    """Move styles that many elements share into a style sheet inside the drawing."""
-    uses = Counter(re.findall(r' style="([^"]*)"', body))
-    name_of = {style: f"{prefix}{number}" for number, style in enumerate(uses) if uses[style] >= _MIN_USES}
-
-    def named(match: re.Match[str]) -> str:
-        return f' class="{name_of[match[1]]}"' if match[1] in name_of else match[0]
-
-    body = re.sub(r' style="([^"]*)"', named, body)
-    sheet = "".join(f".{name}{{{style}}}" for style, name in name_of.items())
-    return body.replace(">", f"><style>{sheet}</style>", 1) if sheet else body

@@ -7,7 +7,7 @@ import pytest
 from bench.records.status import TrialStatus
 from reports.figures import CHARTS
 from reports.figures.drawing import style
-from reports.figures.drawing.layout import WIDE, draw_picture
+from reports.figures.drawing.layout import WIDE
 from reports.figures.drawing.style import inline_svg
 from reports.figures.memory import MEMORY
 from reports.output.write_report import build
@@ -23,7 +23,7 @@ def test_every_drawn_colour_is_a_variable_of_the_page(a10):
     for chart, data in gathered:
         with style.figure_style():
             drawn = style.to_svg(data.draw(WIDE), "w")
-        assert set(re.findall(r"#[0-9a-f]{6}\b", inline_svg(drawn, "w"))) == set(), chart.name
+        assert set(re.findall(r"#[0-9a-f]{6}\b", inline_svg(drawn))) == set(), chart.name
 
 
 def test_a_figures_png_is_wide_enough_for_a_slide(a10):
@@ -31,14 +31,6 @@ def test_a_figures_png_is_wide_enough_for_a_slide(a10):
         drawn = REAL_PNG(MEMORY.gather(*a10).draw(WIDE))
     assert drawn.startswith(b"\x89PNG")
     assert int.from_bytes(drawn[16:20], "big") == 1320
-
-
-def test_an_inline_drawing_keeps_its_text_and_is_smaller(a10):
-    picture = draw_picture("01_x", "title", CHARTS[0].gather(*a10))
-    texts = re.findall(r"<text[^>]*>([^<]+)</text>", picture.svg.decode())
-    assert re.findall(r"<text[^>]*>([^<]+)</text>", picture.wide_svg) == texts
-    assert len(picture.wide_svg) < len(picture.svg) / 1.5
-    assert inline_svg(picture.svg, "w01") == picture.wide_svg
 
 
 @pytest.mark.parametrize("kind", ["training", "hardware", "loading", "inference", "distributed"])
