@@ -17,14 +17,14 @@ REPEATS = 2  # so many processes of a trial on one worker tell a difference from
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTrial:
-    """One trial of a run's plan. It runs on `worker` (replicate), or on any idle one if that is None (shard).
+    """One trial of a run's plan, for one worker; one over several pods is for the first of them.
 
     `trial_id` is the name of its folder. Raises TrialError for an invalid folder name.
     """
 
     trial_id: str
     trial: Trial
-    worker: str | None = None
+    worker: str
 
     def __post_init__(self) -> None:
         name = self.trial_id
@@ -45,7 +45,6 @@ class RunRecord(Checksummed):
     created_at: str
     suite: str
     profile: str
-    spread: str
     fleet_kind: str
     is_on_one_machine: bool
     workers: list[str]

@@ -1,12 +1,11 @@
-"""A fleet: many hosts run one queue of trials, with retries after transient failures.
+"""A fleet: each of many hosts runs the trials planned for it, with retries after transient failures.
 
 Every decision is in the ledger before it takes effect, every job is identified by its folder, and a result counts once
 it is verified in the run's folder. So the operator's process may be killed at any moment: a new Fleet over the same
 ledger resumes running trials, collects those that ended meanwhile, and starts the others.
 
-A trial whose host is lost goes to another host, unless it is pinned to that host. If the lost host returns and the
-trial still runs there or is done, the first complete result wins and the other copy is cancelled. If the workers share
-a volume, a result that a lost worker left there counts, and its trial is not run again.
+The trials of a lost host wait for it. If it returns and the trial still runs there or is done, that attempt continues.
+If the workers share a volume, a result that a lost worker left there counts, and its trial is not run again.
 
 Two operators may use the same hosts: a host's slot admits one trial at a time, and a run waits for a busy slot.
 """
@@ -18,11 +17,10 @@ from pathlib import Path
 
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import Outcome, ReasonCode
+from remote.fleet.events import FleetEvent
 from remote.fleet.ledger import Ledger
-from remote.fleet.outcome import OutcomeWriter
-from remote.fleet.queue import FleetEvent, OpenTrial, TrialQueue
 from remote.fleet.retry_policy import RetryLimits, RetryPolicy
-from remote.fleet.worker import DOWNLOAD_FOLDER, CommandFactory, FleetState, Worker
+from remote.fleet.worker import DOWNLOAD_FOLDER, CommandFactory, FleetState, OpenTrial, Worker
 from remote.hosts.host_protocol import Host
 from remote.jobs.job import Agent
 
@@ -55,55 +53,36 @@ class Fleet:
     ) -> None:
         limits = RetryLimits() if limits is None else limits
         max_deadline_sec = max((planned.trial.deadline_sec for planned in run.planned), default=0.0)
-        selected = {
-            planned.trial_id: planned for planned in run.planned if trial_ids is None or planned.trial_id in trial_ids
-        }
-        self._trials: dict[str, OpenTrial] = {}
-        queue = TrialQueue(ledger, self._trials)
-        self.ledger, self._queue = ledger, queue
+        self.ledger, self._is_cancel_requested = ledger, is_cancel_requested
         busy_timeout_sec = limits.reconnect_timeout_sec + max_deadline_sec
         self._retry_policy = RetryPolicy(limits, busy_timeout_sec=busy_timeout_sec, worker_count=len(hosts))
-        self._outcome_writer = OutcomeWriter(run_folder, ledger, queue, on_event)
-        self._download_folder = run_folder / DOWNLOAD_FOLDER
-        state = FleetState(
+        self._state = FleetState(
             run_id=run.run_id,
             run_folder=run_folder,
             ledger=ledger,
-            queue=queue,
-            outcome_writer=self._outcome_writer,
             retry_policy=self._retry_policy,
             make_command=make_command,
             on_event=on_event,
-            healthy_workers={host.name for host in hosts},
             shared_folder=shared_folder,
             diagnose=diagnose,
         )
-        self._workers = {host.name: Worker(make_agent(host), state) for host in hosts}
+        self._workers = {host.name: Worker(make_agent(host), self._state) for host in hosts}
         self._failure: BaseException | None = None
-        self._is_cancel_requested = is_cancel_requested
-        for trial_id in ledger.open_trials():
-            if trial_id in selected:
-                self._restore_trial(selected[trial_id], limits.max_attempts)
+        planned = [each for each in run.planned if trial_ids is None or each.trial_id in trial_ids]
+        trials = [self._restore_trial(each, limits.max_attempts) for each in planned if ledger.is_open(each.trial_id)]
+        for trial in sorted(trials, key=lambda trial: trial.attempt is None):  # those that have begun first
+            worker = self._workers.get(trial.planned.worker)
+            if worker is not None:
+                worker.trials.append(trial)
+                continue
+            verdict = Outcome.of(ReasonCode.NO_WORKER, f"{trial.planned.worker} is not in this fleet")
+            self._state.end_trial(trial.planned, trial.attempt, verdict)
 
-    def _restore_trial(self, planned: PlannedTrial, max_attempts: int) -> None:
-        """Assign an open trial to the workers that have an attempt at it; otherwise queue it or end it as LOST."""
-        trial_id, entry = planned.trial_id, self.ledger.entries[planned.trial_id]
-        live = [attempt for attempt in entry.attempts if attempt.reason is None]
-        used = max(len(entry.attempts) - len(live), entry.attempts_before_reopening)
-        trial = self._trials[trial_id] = OpenTrial(planned=planned, max_attempts=used + max_attempts)
-        known = [attempt for attempt in live if attempt.worker in self._workers]
-        for attempt in live:
-            if attempt not in known:
-                outcome = Outcome.of(ReasonCode.NO_WORKER, f"{attempt.worker} is not in this fleet")
-                self.ledger.record_retry(trial_id, attempt.number, outcome)
-        if planned.worker is not None and planned.worker not in self._workers:
-            self._end(trial, ReasonCode.NO_WORKER, f"{planned.worker} is not in this fleet")
-        elif known:
-            for attempt in known:
-                self._workers[attempt.worker].earlier_attempts.append((trial, attempt))
-                self._queue.release(trial, attempt.worker)
-        else:
-            self._queue.put(trial)
+    def _restore_trial(self, planned: PlannedTrial, max_attempts: int) -> OpenTrial:
+        entry = self.ledger.entries[planned.trial_id]
+        attempt = next((each for each in entry.attempts if each.reason is None), None)
+        used = max(len(entry.attempts) - (attempt is not None), entry.attempts_before_reopening)
+        return OpenTrial(planned=planned, max_attempts=used + max_attempts, attempt=attempt)
 
     def run(self) -> None:
         """Run until every trial has ended. KeyboardInterrupt cancels the workers' jobs and ends them as CANCELLED.
@@ -122,21 +101,13 @@ class Fleet:
             self._wait_all(done_events)
         if self._failure is not None:
             raise self._failure
-        for trial in self._queue.open_trials():
-            attempts = self.ledger.entries[trial.trial_id].attempts
-            if self.was_stopped:
-                reason = f"cancelled after attempt {attempts[-1].number} on {attempts[-1].worker}" if attempts else None
-                self._end(trial, ReasonCode.CANCELLED, reason or "cancelled before it started")
-            else:
-                last = f"; the last attempt: {attempts[-1].reason}" if attempts and attempts[-1].reason else ""
-                self._end(trial, ReasonCode.NO_WORKER, f"no remaining worker may run it{last}")
-        shutil.rmtree(self._download_folder, ignore_errors=True)  # files of attempts without a result
-
-    def _end(self, trial: OpenTrial, code: ReasonCode, reason: str) -> None:
-        """End a trial that no worker has, with its last attempt if there was one."""
-        attempts = self.ledger.entries[trial.planned.trial_id].attempts
-        last = attempts[-1] if attempts else None
-        self._outcome_writer.end_trial(trial.planned, last, Outcome.of(code, reason))
+        for worker in self._workers.values():  # it was stopped: what has not begun has ended, too
+            for trial in worker.trials:
+                attempts = self.ledger.entries[trial.trial_id].attempts
+                last = attempts[-1] if attempts else None
+                reason = f"cancelled after attempt {last.number}" if last else "cancelled before it started"
+                self._state.end_trial(trial.planned, last, Outcome.of(ReasonCode.CANCELLED, reason))
+        shutil.rmtree(self._state.run_folder / DOWNLOAD_FOLDER, ignore_errors=True)  # attempts without a result
 
     @property
     def was_stopped(self) -> bool:
@@ -146,7 +117,6 @@ class Fleet:
     def stop(self) -> None:
         """Cancel running trials and start no others."""
         self._retry_policy.stopping.set()
-        self._queue.close()
 
     def _stop_if_requested(self) -> None:
         if not self.was_stopped and self._is_cancel_requested():
@@ -169,6 +139,5 @@ class Fleet:
         except BaseException as error:  # noqa: BLE001 - raised again by run(); jobs continue
             self._failure = self._failure or error
             self._retry_policy.detaching.set()
-            self._queue.close()
         finally:
             done.set()

@@ -107,8 +107,8 @@ class RetryPolicy:
     def call(self, name: str, query: Callable[[], T]) -> T:
         """Call `query`; retry while the host does not answer, until `lost_after_sec` have passed without an answer.
 
-        A host that answers but cannot work (full disk, no Python) is lost at once: otherwise it would take trial after
-        trial from the queue and fail them all. Raises WorkerLost or a subclass, and FleetStopped.
+        A host that answers but cannot work (full disk, no Python) is lost at once: otherwise it would fail trial after
+        trial. Raises WorkerLost or a subclass, and FleetStopped.
         """
         self._last_reply[name] = time.monotonic()
         pause_sec = _FIRST_PAUSE_SEC
@@ -129,24 +129,20 @@ class RetryPolicy:
             pause_sec = min(pause_sec * 2, _MAX_PAUSE_SEC)
 
     def await_return(
-        self,
-        agent: Agent,
-        lost: WorkerLost,
-        has_work: Callable[[], bool],
-        on_silence: Callable[[], object] = lambda: None,
+        self, agent: Agent, lost: WorkerLost, on_silence: Callable[[], object] = lambda: None
     ) -> str | None:
         """Poll a lost host. Returns None if it is back or this fleet is halted; otherwise why it is given up.
 
-        Returns early, with a reason, once `has_work()` is False. `on_silence` is called after each poll without answer.
+        `on_silence` is called after each poll without answer.
         """
         name, slot = agent.host.name, slot_path(agent.host)
-        if isinstance(lost, CredentialsRejected) and self._await_login(agent, str(lost), has_work):
+        if isinstance(lost, CredentialsRejected) and self._await_login(agent, str(lost)):
             self._lost_since.pop(name, None)
             return None
         since = self._lost_since.setdefault(name, time.monotonic())
         timeout_sec, holder = self.limits.reconnect_timeout_sec, None
         pause_sec = min(_MAX_PAUSE_SEC, self.limits.lost_after_sec / 4)
-        while time.monotonic() < since + timeout_sec and has_work():
+        while time.monotonic() < since + timeout_sec:
             if self.stopping.wait(pause_sec) or self.detaching.is_set():
                 return None  # back to the worker's loop, which cancels its jobs
             try:
@@ -156,7 +152,7 @@ class RetryPolicy:
                 if not isinstance(lost, WorkerBusy):
                     return None
             except PermissionDenied as error:
-                self._await_login(agent, collapse_whitespace(error), has_work)
+                self._await_login(agent, collapse_whitespace(error))
                 since = self._lost_since[name] = time.monotonic()  # the host is not charged for that time
                 continue
             except HostError:
@@ -167,18 +163,18 @@ class RetryPolicy:
                 return None
             if current_holder != holder:  # the other run continues; each of its trials has its own timeout
                 since, timeout_sec, holder = time.monotonic(), self._busy_timeout_sec, current_holder
-        if self.is_halted:  # by another worker's thread, which also closed the queue: do not end this worker's trials
+        if self.is_halted:  # by another worker's thread: do not end this worker's trials
             return None
         problem = "was not free" if isinstance(lost, WorkerBusy) else "did not come back"
         return f"{name} {problem} within {timeout_sec:g} s: {lost}"
 
-    def _await_login(self, agent: Agent, refusal: str, has_work: Callable[[], bool]) -> bool:
+    def _await_login(self, agent: Agent, refusal: str) -> bool:
         """Poll until the operator is no longer refused. Returns True if the host answers.
 
-        Returns False if it does not, this fleet is halted, or no work is left. Raises LoginTimeout.
+        Returns False if it does not, or this fleet is halted. Raises LoginTimeout.
         """
         started_at, pause_sec = time.monotonic(), min(_MAX_PAUSE_SEC, self.limits.lost_after_sec / 4)
-        while has_work() and not self.stopping.wait(pause_sec) and not self.detaching.is_set():
+        while not self.stopping.wait(pause_sec) and not self.detaching.is_set():
             try:
                 agent.holder(slot_path(agent.host))
             except PermissionDenied as error:

@@ -98,7 +98,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     sha, dirty = record.provenance.get("git_sha"), record.provenance.get("git_dirty")
     yield "Run", record.run_id
     yield "Started", _format_time(record.created_at)
-    yield "Suite", f"{record.suite}, profile {record.profile}, {record.spread}"
+    yield "Suite", f"{record.suite}, profile {record.profile}"
     yield "Fleet", f"{record.fleet_kind}, {formatting.count(len(record.workers), 'worker')}"
     yield "Device", summary.hosts.device
     yield "Code", f"{str(sha)[:12]}{' with uncommitted changes' if dirty else ''}" if sha else "git revision unknown"

@@ -28,7 +28,7 @@ ESTIMATES = (
 )
 _RATIOS = ("samples_ratio", "useful_tokens_ratio")
 _INTERVALS = (*ESTIMATES, *_RATIOS, "usd_per_1000_samples")
-_RUN_FIELDS = ("run_id", "created_at", "suite", "profile", "spread", "fleet_kind", "workers", "provenance")
+_RUN_FIELDS = ("run_id", "created_at", "suite", "profile", "fleet_kind", "workers", "provenance")
 _SETTINGS = (
     *("max_seq_len", "micro_batch_size", "gradient_accumulation_steps", "layout"),
     *("base_precision", "lora_rank", "optimizer", "gradient_checkpointing"),

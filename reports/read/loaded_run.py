@@ -74,7 +74,7 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """A planned trial without a usable result. `worker` is None if the plan does not pin it to a worker."""
+    """A planned trial without a usable result."""
 
     trial_id: str
     configuration: str

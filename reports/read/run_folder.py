@@ -157,8 +157,8 @@ def _rejection_reason(
         return f"trial {result.trial_id!r} is not in this run's plan"
     if result.trial is not plan.trial and result.trial != plan.trial and result.trial.digest() != plan.trial.digest():
         return f"measured another configuration than planned: {_first_difference(result, plan)}"
-    if plan.worker is not None and result.worker != plan.worker:
-        return f"ran on {result.worker!r}, but the plan pins it to {plan.worker!r}"
+    if result.worker != plan.worker:
+        return f"ran on {result.worker!r}, but was planned for {plan.worker!r}"
     if (fault := impossible_values.result_fault(result)) is not None:
         return fault
     if result.status is not TrialStatus.SUCCEEDED:

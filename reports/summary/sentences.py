@@ -183,7 +183,7 @@ def warning_text(warning: RunWarning) -> str:
     return _WARNINGS[warning.code](**warning.values)
 
 
-_EVERY_WORKER = "`--spread replicate` runs every configuration on every worker."
+_EVERY_WORKER = "`inv bench --resume` runs what did not succeed."
 
 
 def _incomplete(trials: int, planned: int, ends: Mapping[str, int]) -> str:

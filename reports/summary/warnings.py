@@ -171,7 +171,7 @@ def _machine_warnings(hosts: Hosts, price: Price | None) -> Iterator[RunWarning]
 
 
 def _other_worker_warnings(measured: Mapping[str, Sequence[Process]], baseline: str) -> Iterator[RunWarning]:
-    """Warn of configurations that share no worker with the baseline, as when trials run on any idle worker."""
+    """Warn of configurations that share no worker with the baseline, as others of their trials failed."""
     workers = {label: {process.worker for process in processes} for label, processes in measured.items()}
     base = measured.get(baseline, ())
     other = [label for label, processes in measured.items() if base and not per_config.is_comparable(processes, base)]

@@ -64,7 +64,6 @@ def _read_request(settings: Settings, options: BenchOptions, workers: Sequence[s
         suite=suite_name,
         trials=trials,
         workers=workers,
-        spread=settings.bench.spread,
         repeats=settings.bench.repeats or plan.default_repeats(trials, len(workers)),
         quality=options.quality or settings.bench.quality,
     )
@@ -179,10 +178,10 @@ def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> 
 def _show_plan(fleet_plan: FleetPlan, repeats: int) -> CommandResult:
     """Print the plan and return it."""
     run, expected_by_trial = fleet_plan.run, fleet_plan.expected_sec
-    spread_text = run.spread + (f", {repeats} repeats" if repeats > 1 else "")
+    repeated = f" ({repeats} repeats)" if repeats > 1 else ""
     print(
-        f"plan: suite {run.suite}, profile {run.profile}, {formatting.count(len(run.planned), 'trial')} "
-        f"({spread_text}) over {formatting.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
+        f"plan: suite {run.suite}, profile {run.profile}, {formatting.count(len(run.planned), 'trial')}{repeated} "
+        f"over {formatting.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
     )
     is_mixed = not all(planned.trial.workload.is_compared for planned in run.planned)
     rows = plain_table(*(("trial", "kind", "size") if is_mixed else ("trial", "seq x batch")), "steps", "expected")
@@ -200,8 +199,7 @@ def _show_plan(fleet_plan: FleetPlan, repeats: int) -> CommandResult:
             Text(escape_controls(trial.reason)),
         )
     console().print(rows)
-    workers = [name for name in run.workers if any(planned.worker in (None, name) for planned in run.planned)]
-    print(f"on {', '.join(workers)}")
+    print(f"on {', '.join(run.workers)}")
     total = expected_total_sec(fleet_plan)
     expected_time = "unknown (some trials have never run here)" if total is None else f"about {formatting.clock(total)}"
     print(f"expected time: {expected_time}; nothing was changed")
@@ -214,7 +212,7 @@ def _show_plan(fleet_plan: FleetPlan, repeats: int) -> CommandResult:
         }
         for planned in run.planned
     ]
-    facts = {"suite": run.suite, "profile": run.profile, "spread": run.spread, "workers": run.workers}
+    facts = {"suite": run.suite, "profile": run.profile, "workers": run.workers}
     return CommandResult(data={**facts, "expected_sec": total, "trials": trials})
 
 

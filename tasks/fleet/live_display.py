@@ -18,7 +18,7 @@ from rich.text import Text
 
 from bench.records.run import PlannedTrial, Progress
 from bench.records.status import TrialStatus
-from remote.fleet.queue import EventType, FleetEvent
+from remote.fleet.events import EventType, FleetEvent
 from reports import formatting
 from tasks.cli.waiting import View
 
@@ -256,21 +256,19 @@ class FleetView(View):
     def _remaining_sec(self) -> float | None:
         """Estimate the run's remaining time from the trials' expected times; None if one of these is unknown."""
         running = {row.trial_id: row for row in self._rows.values() if row.trial_id is not None}
-        left: list[tuple[str | None, float | None]] = []
+        left: list[tuple[str, float | None]] = []
         for trial_id, trial in self._planned.items():
             expected, row = self._expected_sec.get(trial_id), running.get(trial_id)
             if row is not None and expected is not None:
                 left.append((row.worker, max(0.0, expected - (self._clock() - row.since))))
             elif trial_id not in self._ends:
                 left.append((trial.worker, expected))
-        return busiest_sec(left, self._rows)
+        return busiest_sec(left)
 
     def _short_trial_id(self, trial_id: str) -> str:
-        # With --spread replicate the id contains the worker's name, which the row already shows.
+        # The id contains the worker's name, which the row already shows.
         planned = self._planned.get(trial_id)
-        if planned is None or planned.worker is None:
-            return trial_id
-        return trial_id.replace(f".{planned.worker}", "", 1)
+        return trial_id if planned is None else trial_id.replace(f".{planned.worker}", "", 1)
 
     def _event_line(self, row: WorkerRow, text: str, style: str = "", event: FleetEvent | None = None) -> Text:
         trial_id = row.trial_id or (event.trial_id if event is not None else None)
@@ -281,18 +279,14 @@ class FleetView(View):
         return self._console.encoding.startswith("utf")
 
 
-def busiest_sec(trials: Iterable[tuple[str | None, float | None]], workers: Iterable[str]) -> float | None:
-    """Return the seconds that the busiest worker takes for trials of these seconds; None if one is unknown.
-
-    Each trial runs on its own worker, or on the one that is idle first.
-    """
-    worker_sec = dict.fromkeys(workers, 0.0)
+def busiest_sec(trials: Iterable[tuple[str, float | None]]) -> float | None:
+    """Return the seconds of the busiest worker, from pairs of worker and seconds; None if some are unknown."""
+    worker_sec: dict[str, float] = {}
     for worker, sec in trials:
         if sec is None:
             return None
-        name = worker or min(worker_sec, key=lambda name: worker_sec[name])
-        worker_sec[name] = worker_sec.get(name, 0.0) + sec
-    return max(worker_sec.values(), default=None)
+        worker_sec[worker] = worker_sec.get(worker, 0.0) + sec
+    return max(worker_sec.values(), default=0.0)
 
 
 def number(value: float | None) -> str:

@@ -278,7 +278,7 @@ def _plan_stage(
     comparison = dataclasses.replace(comparison, results=[*results, *comparison.results])
     print(describe_cost(settings, comparison, trials, 0 if check else parts * len((arms[0], references[0]))))
     names = [host.name for host in hosts]
-    request = BenchRequest(suite=QUALITY.name, trials=trials, workers=names, spread="shard")
+    request = BenchRequest(suite=QUALITY.name, trials=trials, workers=names, divided=True)
     run = plan_run(settings, request, {"quality_of": folder.name})
     run = runner.write_plan(settings.results_folder, run)
     point_latest_at(folder)  # without an id, a command means the benchmark, not its comparisons

@@ -36,14 +36,17 @@ from tasks.settings.sources import display_path
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest:
-    """Trials of a suite over workers. `quality`: compare held-out losses after them."""
+    """Trials of a suite over workers: each on every worker, or once with `divided`, on the workers in turn.
+
+    `quality`: compare held-out losses after them.
+    """
 
     suite: str
     trials: Sequence[Trial]
     workers: Sequence[str]
-    spread: str
     repeats: int = 1
     quality: bool = False
+    divided: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,6 @@ def new_record(
         created_at=now.isoformat(timespec="seconds"),
         suite=suite_name,
         profile=settings.bench.profile,
-        spread=document["bench"]["spread"],
         fleet_kind=settings.fleet.kind,
         is_on_one_machine=settings.connector.is_local,
         workers=list(workers),
@@ -96,16 +98,15 @@ def new_record(
 
 def plan_run(settings: Settings, request: BenchRequest, inputs: Mapping[str, Any]) -> RunRecord:
     """Return the record of the request's run. Raises UsageError if there are too few workers."""
-    bench = {name: getattr(request, name) for name in ("spread", "repeats", "quality")}
+    bench = {name: getattr(request, name) for name in ("repeats", "quality")}
     run = new_record(settings, request.suite, [], request.workers, inputs=inputs, bench=bench)
-    planned = plan_trials(
-        request.trials,
-        request.workers,
-        request.spread,
-        request.repeats,
-        is_over_pods=settings.connector.is_cluster,
-        seed=run.run_id,
-    )
+    if request.divided:
+        planned = divide_trials(request.trials, request.workers)
+    else:
+        is_over_pods = settings.connector.is_cluster
+        planned = plan_trials(
+            request.trials, request.workers, request.repeats, is_over_pods=is_over_pods, seed=run.run_id
+        )
     return dataclasses.replace(run, planned=planned)
 
 
@@ -214,27 +215,24 @@ def steps_text(trial: Trial) -> str:
 def plan_trials(
     trials: Sequence[Trial],
     workers: Sequence[str],
-    spread: str,
     repeats: int = 1,
     *,
     is_over_pods: bool = False,
     seed: str = "",
 ) -> list[PlannedTrial]:
-    """Assign trials to workers. Spread replicate: each trial on every worker; shard: each trial once, on any worker.
+    """Plan each trial on every worker.
 
     Each repeat is a process of its own. One round of all trials ends before the next begins. On worker i of W, round r
     begins with trial floor(i C / W) + r - 1 (mod C) of the C trials, and the others follow in an order drawn from
     `seed`: so a change of the machines (heat, a neighbour) does not pass for a difference between trials. The first
-    worker's first round keeps the suite's order. Shard's rounds are rotated only, so that a trial meets other workers.
-    Over pods a distributed trial occupies several workers at once and runs once a round, with either spread. Raises
-    UsageError if there are too few workers.
+    worker's first round keeps the suite's order. Over pods a distributed trial occupies several workers at once and is
+    planned once a round, for the first worker. Raises UsageError if there are too few workers.
     """
     planned = []
-    targets: Sequence[str | None] = [None] if spread == "shard" else workers
-    for repeat, (index, worker) in itertools.product(range(1, repeats + 1), enumerate(targets)):
-        first = (index * len(trials) // len(targets) + repeat - 1) % len(trials)
+    for repeat, (index, worker) in itertools.product(range(1, repeats + 1), enumerate(workers)):
+        first = (index * len(trials) // len(workers) + repeat - 1) % len(trials)
         others = [*trials[first + 1 :], *trials[:first]]
-        if worker is not None and (index, repeat) != (0, 1):
+        if (index, repeat) != (0, 1):
             random.Random(f"{seed} {repeat} {index}").shuffle(others)  # noqa: S311 - a reproducible order, not a secret
         for trial in (trials[first], *others):
             spans_pods = is_over_pods and trial.workload.is_ranked
@@ -246,10 +244,15 @@ def plan_trials(
                 )
             if spans_pods and index > 0:
                 continue
-            name = None if spans_pods else worker
-            parts = [trial.trial_id, *([] if name is None else [name]), *([f"r{repeat}"] if repeats > 1 else [])]
-            planned.append(PlannedTrial(trial_id=".".join(parts), trial=trial, worker=name))
+            parts = [trial.trial_id, *([] if spans_pods else [worker]), *([f"r{repeat}"] if repeats > 1 else [])]
+            planned.append(PlannedTrial(trial_id=".".join(parts), trial=trial, worker=worker))
     return planned
+
+
+def divide_trials(trials: Sequence[Trial], workers: Sequence[str]) -> list[PlannedTrial]:
+    """Plan each trial once, on the workers in turn."""
+    pairs = zip(trials, itertools.cycle(workers), strict=False)
+    return [PlannedTrial(trial_id=trial.trial_id, trial=trial, worker=worker) for trial, worker in pairs]
 
 
 def default_repeats(trials: Sequence[Trial], workers: int) -> int:
@@ -288,8 +291,8 @@ def expected_total_sec(plan: FleetPlan) -> float | None:
 
     Trials over several pods follow all others, one after the other.
     """
-    run, leader = plan.run, plan.run.workers[0]
-    gangs = [(leader, plan.expected_sec[each.trial_id]) for each in run.planned if is_gang(run, each)]
-    others = [(each.worker, plan.expected_sec[each.trial_id]) for each in run.planned if not is_gang(run, each)]
-    parts = busiest_sec(others, run.workers), busiest_sec(gangs, [leader])
+    gangs, others = list[tuple[str, float | None]](), list[tuple[str, float | None]]()
+    for each in plan.run.planned:
+        (gangs if is_gang(plan.run, each) else others).append((each.worker, plan.expected_sec[each.trial_id]))
+    parts = busiest_sec(others), busiest_sec(gangs)
     return None if None in parts else sum(filter(None, parts))

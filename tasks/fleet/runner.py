@@ -14,9 +14,9 @@ from pathlib import Path
 from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
+from remote.fleet.events import FleetEvent
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger, LedgerError
-from remote.fleet.queue import FleetEvent
 from remote.fleet.retry_policy import LoginTimeout
 from remote.hosts.host_protocol import Host
 from remote.jobs.job import Agent, slot_path

@@ -105,11 +105,6 @@ class BenchSection:
     profile: str = setting(
         "tiny", "tiny: scaled down for a machine without a GPU; gpu: the published sizes", choices=PROFILES
     )
-    spread: str = setting(
-        "replicate",
-        "replicate: every trial on every worker; shard: every trial once, on any worker",
-        choices=("replicate", "shard"),
-    )
     repeats: int | None = setting(
         None, "processes per trial and worker; null: 2 where one worker compares configurations, else 1", ge=1, le=100
     )

@@ -204,7 +204,7 @@ def running(folder: Path) -> Iterator[PodsTarget]:
                 "login_timeout_sec": 60,
                 "pods": {"python": sys.executable, "threads": 1},
             },
-            "bench": {"warmup_steps": 1, "measured_steps": 3, "spread": "shard"},
+            "bench": {"warmup_steps": 1, "measured_steps": 3},
             "model": {"path": str(model)},
             "data": {"path": str(data)},
             "cluster": {

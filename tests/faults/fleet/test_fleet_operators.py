@@ -5,13 +5,10 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from bench.records.paths import LEDGER_FILE
 from bench.records.status import ReasonCode
+from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.ledger import Ledger
-from remote.fleet.queue import EventType, FleetEvent
-from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
 from remote.jobs.job import Job, JobSpec
 from tests.support.hosts import local_fleet
@@ -44,6 +41,21 @@ def test_a_trial_that_had_succeeded_when_it_was_stopped_has_succeeded(local: Loc
         wait_for(lambda: local.bench_log_lines("succeeded"), "its result")
         fleet.stop()
     assert local.statuses() == {"success-then-lingers": "SUCCEEDED"}
+
+
+def start_attempt(local: LocalFleet, host: LocalHost, folder: str, number: int) -> Job:
+    """Start an attempt as an operator process that was killed later."""
+    ledger = Ledger(local.run_folder / LEDGER_FILE)
+    (planned,) = local_fleet.RunRecord.read(local.run_folder / "run.json").planned
+    ledger.record_start(planned.trial_id, number, host.name, folder)
+    job = Job(local_fleet.Agent(host), folder, slot=f"{host.workdir}/slot")
+    spec = JobSpec(
+        command=local.launch(host, planned, number, folder),
+        deadline_sec=60.0,
+        files={local_fleet.TRIAL_FILE: planned.trial.to_text()},
+    )
+    job.start(spec)
+    return job
 
 
 def test_a_success_cancelled_before_the_operator_was_killed_is_not_repeated(local: LocalFleet) -> None:
@@ -84,68 +96,11 @@ def test_a_lost_trial_leaves_no_result_of_an_earlier_end_behind(local: LocalFlee
         assert local.statuses() == {"slow": end}  # and ends() has checked that no result contradicts it
 
 
-# --- resuming with more than one earlier attempt ----------------------------------------------------------------------
-
-
-def start_attempt(local: LocalFleet, host: LocalHost, folder: str, number: int) -> Job:
-    """Start an attempt as an operator process that was killed later."""
-    ledger = Ledger(local.run_folder / LEDGER_FILE)
-    (planned,) = local_fleet.RunRecord.read(local.run_folder / "run.json").planned
-    ledger.record_start(planned.trial_id, number, host.name, folder)
-    job = Job(local_fleet.Agent(host), folder, slot=f"{host.workdir}/slot")
-    spec = JobSpec(
-        command=local.launch(host, planned, number, folder),
-        deadline_sec=60.0,
-        files={local_fleet.TRIAL_FILE: planned.trial.to_text()},
-    )
-    job.start(spec)
-    return job
-
-
-@pytest.mark.parametrize("second", ["succeeded", "running", "absent"])
-def test_a_second_attempt_of_unknown_state_prevents_a_repeat_of_the_first(local: LocalFleet, second: str) -> None:
-    """Attempt 1 was cancelled because it was late; attempt 2 is on another worker, which answers slowly."""
-    local.plan("slow", workers=2)
-    first, other = local.hosts(2)
-    job = start_attempt(local, first, f"{first.workdir}/runs/r1/slow.1", 1)
-    wait_for(lambda: local.bench_log_lines("started"), "attempt 1")
-    job.cancel()
-    folder = f"{other.workdir}/runs/r1/slow.2"
-    if second == "absent":
-        Ledger(local.run_folder / LEDGER_FILE).record_start("slow", 2, other.name, folder)
-        local.release_slow_trials()
-    else:
-        start_attempt(local, other, folder, 2)
-        wait_for(lambda: len(local.bench_log_lines("started")) == 2, "attempt 2")
-        if second == "succeeded":
-            local.release_slow_trials()
-            wait_for(lambda: local.bench_log_lines("succeeded"), "attempt 2's success")
-
-    def answer_late(_: Command) -> None:
-        # The second worker answers only after the first one's attempt is known to have no result.
-        wait_for(lambda: local.events_of(EventType.RETRYING), "attempt 1 found cancelled")
-
-    with local.running(local.fleet([first, CuttableHost(host=other, before=answer_late)])):
-        wait_for(lambda: local.events_of(EventType.RETRYING), "attempt 1 found cancelled")
-        local.release_slow_trials()
-    assert local.statuses() == {"slow": "SUCCEEDED"}
-    assert local.winner("slow") == (2, other.name)
-    assert len(local.bench_log_lines("started")) == 2
-
-
-def test_an_attempt_on_a_worker_that_left_the_fleet_is_repeated(local: LocalFleet) -> None:
-    local.plan("fine", workers=2)
-    Ledger(local.run_folder / LEDGER_FILE).record_start("fine", 1, "worker-9", "/gone")
+def test_a_trial_of_a_worker_that_left_the_fleet_is_lost(local: LocalFleet) -> None:
+    local.plan("fine 1", "fine 2", workers=2)
     local.fleet(local.hosts(1)).run()
-    assert local.statuses() == {"fine": "SUCCEEDED"}
-    assert local.winner("fine") == (2, "worker-1")
-
-
-def test_a_trial_pinned_to_a_worker_that_left_the_fleet_is_lost(local: LocalFleet) -> None:
-    local.plan("fine", workers=2, replicate=True)
-    local.fleet(local.hosts(1)).run()
-    assert local.statuses() == {"fine.worker-1": "SUCCEEDED", "fine.worker-2": "LOST"}
-    assert local.reasons()["fine.worker-2"] == "worker-2 is not in this fleet"
+    assert local.statuses() == {"fine-1": "SUCCEEDED", "fine-2": "LOST"}
+    assert local.reasons()["fine-2"] == "worker-2 is not in this fleet"
 
 
 def test_a_worker_that_lost_its_job_starts_a_new_attempt(local: LocalFleet) -> None:

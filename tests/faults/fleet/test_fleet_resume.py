@@ -11,7 +11,8 @@ from tests.support.forked import ForkServer
 from tests.support.hosts import local_fleet
 from tests.support.hosts.local_fleet import LocalFleet
 from tests.support.paths import ROOT
-from tests.support.thorough import only_thorough
+
+KILLS = 6
 
 
 @pytest.fixture
@@ -29,17 +30,15 @@ def operate(local: LocalFleet, inv_server: ForkServer) -> Callable[..., int]:
     return run_operator
 
 
-@pytest.mark.parametrize(("kills", "replicate"), [(6, False), pytest.param(3, True, marks=only_thorough)])
 def test_an_operator_killed_again_and_again_repeats_nothing_and_loses_nothing(
-    local: LocalFleet, operate: Callable[..., int], kills: int, replicate: bool
+    local: LocalFleet, operate: Callable[..., int]
 ) -> None:
     kinds = ["steps", "fine", "killed-once", "preempted-once", "oom-result", "crash", "exit-2"]
-    names = [f"{kind} {number}" for number in range(1 if replicate else 2) for kind in kinds]
-    plan = local.plan(*names, workers=3, replicate=replicate)
-    chooser, killed = random.Random(kills), 0
-    while operate(workers=3, moments=chooser.randrange(1, 50) if killed < kills else 0) != 0:
+    plan = local.plan(*[f"{kind} {number}" for number in range(2) for kind in kinds], workers=3)
+    chooser, killed = random.Random(KILLS), 0
+    while operate(workers=3, moments=chooser.randrange(1, 50) if killed < KILLS else 0) != 0:
         killed += 1
-    assert killed >= 5 * kills // 6, "the run ended before enough kills; plan more trials"
+    assert killed >= 5 * KILLS // 6, "the run ended before enough kills; plan more trials"
 
     expected = {"oom-result": "OUT_OF_MEMORY", "crash": "FAILED", "exit-2": "FAILED"}
     statuses = local.statuses()

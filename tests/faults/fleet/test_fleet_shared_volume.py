@@ -13,10 +13,10 @@ from bench.records.paths import LEDGER_FILE
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
+from remote.fleet.events import EventType
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
 from remote.fleet.outcome import TRIAL_FILE, shared_output_folder, with_shared_output
-from remote.fleet.queue import EventType
 from remote.hosts.command import Command
 from remote.hosts.host_protocol import Host
 from remote.jobs.job import Agent, Job, JobSpec
@@ -69,26 +69,13 @@ def local(tmp_path: Path) -> Iterator[Volume]:
         yield local
 
 
-def test_a_finished_trial_of_a_dead_worker_is_not_run_again_by_another(local: Volume) -> None:
-    local.plan("success-then-lingers", workers=2)
-    first, second = (CuttableHost(host=host) for host in local.hosts(2))
-    second.plugged = False
-    with local.running(local.sharing_fleet([first, second])):
-        wait_for(lambda: local.bench_log_lines("succeeded"), "the trial is done on the first worker")
-        local.kill_pod(first)
-        second.plugged = True
-    assert local.statuses() == {"success-then-lingers": "SUCCEEDED"}
-    assert local.winner("success-then-lingers") == (1, "worker-1")
-    assert len(local.bench_log_lines("started")) == 1
-
-
 @pytest.mark.parametrize(
     ("max_attempts", "is_noticed"), [(3, False), (1, True)], ids=["at once", "its loss noticed, in its last attempt"]
 )
 def test_a_finished_trial_of_a_replaced_worker_is_not_run_again_by_its_replacement(
     local: Volume, max_attempts: int, is_noticed: bool
 ) -> None:
-    local.plan("success-then-lingers", workers=1, pin="worker-1")
+    local.plan("success-then-lingers", workers=1)
     (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
     with local.running(local.sharing_fleet([wire], max_attempts=max_attempts)):
         wait_for(lambda: local.bench_log_lines("succeeded"), "the trial is done")
@@ -99,56 +86,6 @@ def test_a_finished_trial_of_a_replaced_worker_is_not_run_again_by_its_replaceme
     assert local.statuses() == {"success-then-lingers": "SUCCEEDED"}
     assert local.winner("success-then-lingers") == (1, "worker-1")
     assert len(local.bench_log_lines("started")) == 1
-
-
-def test_a_finished_trial_is_not_run_again_by_a_worker_that_never_started_its_own_attempt(local: Volume) -> None:
-    local.plan("success-then-lingers", workers=2)
-    wires = [CuttableHost(host=host) for host in local.hosts(2)]
-    cut_off: list[CuttableHost] = []
-
-    def cut(wire: CuttableHost, command: Command) -> None:
-        if "start" in command.argv and not cut_off:
-            wire.plugged = False
-            cut_off.append(wire)
-
-    for wire in wires:
-        wire.before = partial(cut, wire)
-    with local.running(local.sharing_fleet(wires)):
-        wait_for(lambda: local.bench_log_lines("succeeded"), "the trial is done on the worker that was not cut off")
-        (first,), (second,) = cut_off, [wire for wire in wires if wire not in cut_off]
-        local.kill_pod(second)
-        first.plugged = True
-    assert local.statuses() == {"success-then-lingers": "SUCCEEDED"}
-    assert local.winner("success-then-lingers") == (2, second.name)
-    assert len(local.bench_log_lines("started")) == 1
-
-
-def test_a_success_after_the_lookup_costs_a_second_run_but_is_not_a_repeated_success(local: Volume) -> None:
-    """A disconnected worker may be alive: its trial may succeed while another worker starts it."""
-    local.plan("slow", workers=2)
-    wires = {host.name: CuttableHost(host=host) for host in local.hosts(2)}
-
-    def wait_for_success(command: Command) -> None:
-        if "start" in command.argv:
-            local.release_slow_trials(attempt=1)
-            wait_for(
-                lambda: local.bench_log_lines("succeeded"),
-                "the first attempt is done, between the fleet's lookup and start",
-            )
-
-    with local.running(local.sharing_fleet([*wires.values()])):
-        wait_for(lambda: local.bench_log_lines("started"), "the trial has started")
-        first = wires.pop(local.bench_log_lines("started")[0].split()[3])
-        (second,) = wires.values()
-        second.before = wait_for_success
-        first.plugged = False
-        wait_for(lambda: len(local.bench_log_lines("started")) == 2, "the second attempt")
-        local.release_slow_trials(attempt=2)
-    assert local.statuses() == {"slow": "SUCCEEDED"}
-    log = [line.split()[:3] for line in local.log.read_text().splitlines()]
-    before_its_end = [["started", "slow", "1"], ["looks", "slow", "1"], ["succeeded", "slow", "1"]]
-    assert log[:4] == [*before_its_end, ["started", "slow", "2"]]
-    assert local.started_after_success() == []
 
 
 @pytest.mark.parametrize(
@@ -171,7 +108,7 @@ def test_a_repeated_success_is_distinguished_from_one_after_the_lookup(lines: st
 def test_an_unfinished_trial_of_a_dead_worker_is_run_again_and_writes_elsewhere(
     local: Volume, remaining: dict[str, str]
 ) -> None:
-    local.plan("slow", workers=1, pin="worker-1")
+    local.plan("slow", workers=1)
     (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
     first, second = (local.shared / "r1" / f"slow.{attempt}" for attempt in (1, 2))
     with local.running(local.sharing_fleet([wire])):
@@ -188,7 +125,7 @@ def test_an_unfinished_trial_of_a_dead_worker_is_run_again_and_writes_elsewhere(
 
 
 def test_an_ended_attempt_is_not_started_again_on_a_replaced_worker_by_a_new_operator(local: Volume) -> None:
-    local.plan("preempted-once", workers=1, pin="worker-1")
+    local.plan("preempted-once", workers=1)
     (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
     job, output = local.start_first_attempt(wire), local.shared / "r1" / "preempted-once.1"
     wait_for((output / "result.json").exists, "the attempt's result on the volume")
@@ -217,7 +154,7 @@ def test_a_reopened_trial_is_run_again_and_its_old_result_does_not_count(
 
 
 def test_an_attempt_cancelled_earlier_is_retried_on_a_replaced_worker_by_a_new_operator(local: Volume) -> None:
-    local.plan("slow", workers=1, pin="worker-1")
+    local.plan("slow", workers=1)
     (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
     job, output = local.start_first_attempt(wire), local.shared / "r1" / "slow.1"
     wait_for(lambda: local.bench_log_lines("started"), "the trial has started")

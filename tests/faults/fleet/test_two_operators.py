@@ -12,7 +12,7 @@ import pytest
 
 from bench.records.paths import CANCEL_FILE
 from bench.records.run import RunRecord
-from remote.fleet.queue import EventType
+from remote.fleet.events import EventType
 from tasks.cli.lock import ResultsInUse, acquire_lock, acquire_lock_to_cancel, is_cancel_requested
 from tasks.errors import RetryableError
 from tasks.fleet import bench
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.usefixtures("short_claim_timeout")
 SHORT_TIMEOUTS = replace(QUICK_LIMITS, lost_after_sec=0.2, reconnect_timeout_sec=0.3)
 
 
-def second_run(local: LocalFleet, folder: Path, *names: str, **options: bool) -> LocalFleet:
+def second_run(local: LocalFleet, folder: Path, *names: str) -> LocalFleet:
     """Plan another operator's run over the same workers: its own folder, but the same hosts and bench log."""
     other = LocalFleet(folder)
     folder.mkdir()
-    record: RunRecord = other.plan(*names, **options)
+    record: RunRecord = other.plan(*names)
     replace(record, run_id="r2").write(other.run_folder)
     other.log = local.log
     other.host = local.host  # type: ignore[method-assign]
@@ -36,15 +36,15 @@ def second_run(local: LocalFleet, folder: Path, *names: str, **options: bool) ->
 
 
 def test_a_worker_busy_with_another_operators_trial_is_waited_for_and_not_lost(local: LocalFleet) -> None:
-    local.plan("fine", workers=1, replicate=True)
+    local.plan("fine", workers=1)
     other_job = local.start_other_job()
     with local.running(local.fleet(local.hosts(1), limits=SHORT_TIMEOUTS)) as fleet:
         # Longer than the fleet would wait for a lost worker.
         wait_for(lambda: local.events_of(EventType.WORKER_BUSY), "the event")
-        assert not fleet.ledger.entries["fine.worker-1"].status
+        assert not fleet.ledger.entries["fine"].status
         other_job.cancel(grace_sec=1.0)
-    assert local.statuses() == {"fine.worker-1": "SUCCEEDED"}
-    assert local.winner("fine.worker-1") == (1, "worker-1")
+    assert local.statuses() == {"fine": "SUCCEEDED"}
+    assert local.winner("fine") == (1, "worker-1")
     assert local.events_of(EventType.WORKER_LOST) == []
     reason = str(local.events_of(EventType.WORKER_BUSY)[0].reason)
     assert "worker-1: " in reason
@@ -52,37 +52,28 @@ def test_a_worker_busy_with_another_operators_trial_is_waited_for_and_not_lost(l
 
 
 def test_a_slot_held_longer_than_any_trial_may_last_is_given_up_and_its_holder_named(local: LocalFleet) -> None:
-    local.plan("fine", workers=1, replicate=True, deadline_sec=1.0)
+    local.plan("fine", workers=1, deadline_sec=1.0)
     other_job = local.start_other_job("leftover.1")
     local.fleet(local.hosts(1), limits=SHORT_TIMEOUTS).run()
-    assert local.statuses() == {"fine.worker-1": "LOST"}
-    assert "theirs/leftover.1" in (local.reasons()["fine.worker-1"] or "")
-    other_job.cancel(grace_sec=1.0)
-
-
-def test_a_trial_that_any_worker_may_run_does_not_wait_for_the_busy_one(local: LocalFleet) -> None:
-    local.plan("fine 1", "fine 2", "fine 3", workers=2)
-    other_job = local.start_other_job()
-    local.fleet(local.hosts(2), limits=SHORT_TIMEOUTS).run()
-    assert set(local.statuses().values()) == {"SUCCEEDED"}
-    assert {line.split()[3] for line in local.bench_log_lines("started")} == {"worker-2"}
+    assert local.statuses() == {"fine": "LOST"}
+    assert "theirs/leftover.1" in (local.reasons()["fine"] or "")
     other_job.cancel(grace_sec=1.0)
 
 
 def test_stopping_while_a_worker_is_busy_ends_at_once_and_keeps_the_other_trial(local: LocalFleet) -> None:
-    local.plan("fine", workers=1, replicate=True)
+    local.plan("fine", workers=1)
     other_job = local.start_other_job()
     with local.running(local.fleet(local.hosts(1), limits=SHORT_TIMEOUTS)) as fleet:
         wait_for(lambda: local.events_of(EventType.WORKER_BUSY), "it waits")
         fleet.stop()
-    assert local.statuses() == {"fine.worker-1": "CANCELLED"}
+    assert local.statuses() == {"fine": "CANCELLED"}
     assert other_job.status().state.value == "running"
     other_job.cancel(grace_sec=1.0)
 
 
 def test_two_runs_at_once_take_turns_and_both_end_with_exactly_their_trials(local: LocalFleet, tmp_path: Path) -> None:
-    local.plan("steps 1", "fine 2", "steps 3", workers=2, replicate=True)
-    other = second_run(local, tmp_path / "other", "steps 4", "fine 5", "steps 6", replicate=True)
+    local.plan("steps 1", "steps 2", "fine 3", "fine 4", "steps 5", "steps 6")
+    other = second_run(local, tmp_path / "other", "steps 7", "steps 8", "fine 9", "fine 10", "steps 11", "steps 12")
     fleets = [each.fleet(local.hosts(2), limits=SHORT_TIMEOUTS) for each in (local, other)]
     with local.running(fleets[0]), other.running(fleets[1]):
         pass

@@ -7,9 +7,10 @@ most of their time waiting.
 
 import contextlib
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from remote.fleet.queue import EventType
+from remote.fleet.events import EventType
 from remote.fleet.retry_policy import RetryLimits
 from remote.hosts.host_protocol import HostError
 from remote.hosts.pods.host import SILENCE_SEC
@@ -50,7 +51,8 @@ def test_an_api_server_that_is_down_for_30_s_costs_no_trial_and_none_starts_twic
         stopped_at = time.monotonic()
         pods.cluster.faults.stop_server()
         # The third worker's job must start while no host is reachable, and those of the other two end.
-        with late.running(late.pod_fleet(hosts=late.pod_hosts()[2:], limits=limits)):
+        third = replace(late.pod_hosts()[2], name="worker-1")
+        with late.running(late.pod_fleet(hosts=[third], limits=limits)):
             wait_for(lambda: late.ledger_lines("started"), "an attempt is written down")
             assert not late.bench_log_lines("started")
             pods.release_slow_trials()

@@ -6,6 +6,7 @@ at a given moment.
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -27,10 +28,10 @@ from bench.records import Trial
 from bench.records.paths import LEDGER_FILE
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
+from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
 from remote.fleet.outcome import OUT_FOLDER, TRIAL_FILE
-from remote.fleet.queue import EventType, FleetEvent
 from remote.fleet.retry_policy import RetryLimits
 from remote.fleet.worker import CommandFactory
 from remote.hosts.command import Command
@@ -195,25 +196,23 @@ class LocalFleet:
         self,
         *names: str,
         workers: int = 2,
-        replicate: bool = False,
         deadline_sec: float = 300.0,
-        pin: str | None = None,
     ) -> RunRecord:
-        """Write a plan and an empty ledger. The first word of a trial's name selects the fake bench's behaviour."""
+        """Write a plan and an empty ledger, with each trial once, on the workers in turn.
+
+        The first word of a trial's name selects the fake bench's behaviour.
+        """
         ids = [f"worker-{number}" for number in range(1, workers + 1)]
         trials = [make_trial(name, deadline_sec=deadline_sec) for name in names]
-        assignments = [(f".{worker}", worker) for worker in ids] if replicate else [("", pin)]
         planned = [
-            PlannedTrial(trial_id=f"{trial.trial_id}{suffix}", trial=trial, worker=worker)
-            for trial in trials
-            for suffix, worker in assignments
+            PlannedTrial(trial_id=trial.trial_id, trial=trial, worker=worker)
+            for trial, worker in zip(trials, itertools.cycle(ids), strict=False)
         ]
         record = RunRecord(
             run_id="r1",
             created_at="2026-01-01T00:00:00+00:00",
             suite="test",
             profile="tiny",
-            spread="replicate" if replicate else "shard",
             fleet_kind="local",
             is_on_one_machine=True,
             workers=ids,

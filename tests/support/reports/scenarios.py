@@ -80,7 +80,6 @@ class Scenario:
         return plan_trials(
             [replace(trial, measured_steps=self.steps, recipe="stock") for trial in trials],
             names,
-            "replicate",
             self.repeats,
             seed=seed,
         )

@@ -56,14 +56,14 @@ OUT_OF_MEMORY = ("no-checkpointing", "seq-2048")
 def write(folder: Path, run_id: str = RUN_ID) -> RunRecord:
     """Write the run; two configurations end out of memory."""
     names = ["gpu-node-1", "gpu-node-2"]
-    fleet_fields = {"workers": names, "spread": "replicate", "fleet_kind": "kubernetes"}
+    fleet_fields = {"workers": names, "fleet_kind": "kubernetes"}
     run_fields = {"run_id": run_id, "created_at": "2026-11-20T18:15:00+00:00", "suite": "all", "profile": "gpu"}
     record = synthetic.record(trials(), **run_fields, **fleet_fields)
     folder.mkdir(parents=True, exist_ok=True)
     record.write(folder)
     free_at = dict.fromkeys(names, 0.0)  # seconds after the run's start; a worker runs one trial at a time
     for number, plan in enumerate(record.planned):
-        worker = plan.worker or names[0]
+        worker = plan.worker
         result = _result(plan, worker, seed=number, run_id=run_id)
         started, wall = free_at[worker], sum(result.phases.values()) + 1.5
         free_at[worker] = started + wall + 2.0

@@ -43,10 +43,8 @@ def quick() -> tuple[Trial, Trial]:
     return trial("baseline"), trial("optimized", max_seq_len=64, micro_batch_size=8)
 
 
-def planned(trials: tuple[Trial, ...], workers: list[str], spread: str = "replicate") -> list[PlannedTrial]:
-    """Plan a run: every trial on every worker (replicate), or each once on any idle worker (shard)."""
-    if spread == "shard":
-        return [PlannedTrial(trial_id=trial.trial_id, trial=trial) for trial in trials]
+def planned(trials: tuple[Trial, ...], workers: list[str]) -> list[PlannedTrial]:
+    """Plan a run: every trial on every worker."""
     return [
         PlannedTrial(trial_id=f"{trial.trial_id}.{worker}", trial=trial, worker=worker)
         for trial in trials
@@ -58,7 +56,6 @@ def record(
     trials: tuple[Trial, ...] | None = None,
     *,
     workers: int | list[str] = 4,
-    spread: str = "replicate",
     **changed: Any,
 ) -> RunRecord:
     """Make a run's record; `workers` is a number or names. `changed` replaces fields of the record."""
@@ -69,11 +66,10 @@ def record(
         "created_at": "2026-03-01T10:15:00+00:00",
         "suite": "quick",
         "profile": "tiny",
-        "spread": spread,
         "fleet_kind": "local",
         "is_on_one_machine": changed.get("fleet_kind", "local") == "local",
         "workers": names,
-        "planned": planned(trials, names, spread),
+        "planned": planned(trials, names),
         "settings": {},
         "provenance": {"git_sha": "0123456789abcdef0123456789abcdef01234567", "git_dirty": False},
     }

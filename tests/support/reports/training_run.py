@@ -69,7 +69,7 @@ def write_run_with_adapter(folder: Path) -> Path:
 def write_run(folder: Path, record: TrainingRecord = RECORD) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     RunRecord(
-        run_id="r", created_at="2026-11-22T00:00:00+00:00", suite="train", profile="tiny", spread="replicate",
+        run_id="r", created_at="2026-11-22T00:00:00+00:00", suite="train", profile="tiny",
         fleet_kind="local", is_on_one_machine=True, workers=["worker-0", "worker-1"],
         planned=[PlannedTrial(trial_id="train", trial=TRIAL, worker="worker-0")], settings={},
         provenance={

@@ -231,7 +231,6 @@ def write_run(operator: Operator, make_trial: Any) -> str:
         created_at=now,
         suite="test",
         profile="tiny",
-        spread="shard",
         fleet_kind="pods",
         is_on_one_machine=False,
         workers=["worker-0"],

@@ -126,7 +126,7 @@ def test_a_killed_comparison_of_8_bit_products_is_resumed_and_its_answer_trained
 def test_every_trial_of_the_full_suite_is_measured_and_collected(project) -> None:
     # On a CPU, a step with the base in bf16 takes as long as ten others.
     steps = {"INVOKE_BENCH_MEASURED_STEPS": "2"}
-    project.inv("bench", "--full", "--spread=shard", "collect", **steps)
+    project.inv("bench", "--full", "--workers=1", "collect", **steps)
     assert_each_trial_ended_once_as(project, "SUCCEEDED")
     assert len(project.events("ended")) == 12
 

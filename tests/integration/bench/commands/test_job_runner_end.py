@@ -18,9 +18,15 @@ from bench.records.status import ReasonCode, TrialStatus
 def other_pod(tmp_path: Path, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch) -> JobRunner:
     """Second of two pods, whose attempts wait for the first one: a program that sleeps."""
     order = TrainingJobSpec(
-        run_id="r1", planned=PlannedTrial(trial_id="train", trial=make_trial(kind="distributed", world_size=2)),
-        shared=str(tmp_path), turn=1, after=0, max_restarts=2, port=21_000, token="t",
-    )  # fmt: skip
+        run_id="r1",
+        planned=PlannedTrial(trial_id="train", trial=make_trial(kind="distributed", world_size=2), worker="worker-0"),
+        shared=str(tmp_path),
+        turn=1,
+        after=0,
+        max_restarts=2,
+        port=21_000,
+        token="t",
+    )
     (tmp_path / "r1").mkdir()
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\necho >> $0.started\nexec sleep 60\n")

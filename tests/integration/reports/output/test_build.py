@@ -68,7 +68,7 @@ def test_a_good_run_exits_0_and_its_page_says_what_ran_and_that_nothing_failed_o
     assert (exact.values.exit_code, exact.values.counts, exact.values.warnings) == (0, {TrialStatus.SUCCEEDED: 8}, ())
     text = page_text(exact)
     for fact in (
-        *(synthetic.RUN_ID, "2026-03-01 10:15:00 UTC", "0123456789ab", "quick", "replicate", "local, 4 workers"),
+        *(synthetic.RUN_ID, "2026-03-01 10:15:00 UTC", "0123456789ab", "quick", "local, 4 workers"),
         "8 planned trials",
         "Hardware needs a trial of suite hardware: inv bench --suite=hardware",
         "2.00x (2.00 to 2.00)",  # the ratio of useful tokens
@@ -263,7 +263,7 @@ def test_a_price_without_a_source_writes_nothing_and_a_file_in_place_of_the_fold
 
 def test_more_configurations_than_a_figure_holds_are_said_to_be_left_out(folder):
     trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 21))
-    synthetic.write_run(folder, synthetic.record(trials, workers=1, spread="shard"))
+    synthetic.write_run(folder, synthetic.record(trials, workers=1))
     report = build(folder)
     figure = re.sub(r"<[^>]+>\s*", " ", read_report_file(report, "figures/01_executive_summary.svg"))
     assert "14 of 20 configurations" in " ".join(figure.split())

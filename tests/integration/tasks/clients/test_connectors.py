@@ -48,7 +48,7 @@ def test_trials_run_over_the_hosts_of_a_registered_connector(
     hosts = fleet_hosts(settings)
     assert [(type(host), host.name) for host in hosts] == [(DummyHost, f"worker-{index}") for index in range(3)]
     names = [host.name for host in hosts]
-    planned = plan_trials(suite("quick", "tiny", "model", "data.jsonl"), names, "replicate", 1, is_over_pods=False)
+    planned = plan_trials(suite("quick", "tiny", "model", "data.jsonl"), names, 1, is_over_pods=False)
     run = new_record(settings, "quick", planned, names, inputs={})
     assert (run.fleet_kind, run.workers) == ("dummy", [host.name for host in hosts])
     assert not run.is_on_one_machine

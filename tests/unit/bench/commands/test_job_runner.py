@@ -26,7 +26,7 @@ Script = list[tuple[int, TrialStatus | ReasonCode | None, str | None]]
 
 def spec_of(trial: Trial, **values: Any) -> TrainingJobSpec:
     """Make the first turn of a training with two restarts; `values` replace some of its fields."""
-    planned = PlannedTrial(trial_id="train", trial=trial)
+    planned = PlannedTrial(trial_id="train", trial=trial, worker="worker-0")
     first = TrainingJobSpec(run_id="r1", planned=planned, shared="/s", turn=1, after=0, max_restarts=2)
     return dataclasses.replace(first, **values)
 

@@ -14,7 +14,7 @@ from tests.support.cases import Case, load_cases
 from tests.support.hosts.local_fleet import make_trial
 
 TRIAL = make_trial("one")
-PLANNED = PlannedTrial(trial_id="one", trial=TRIAL)
+PLANNED = PlannedTrial(trial_id="one", trial=TRIAL, worker="worker-0")
 
 
 def make_result(status: str, seed: int = TRIAL.seed, **fields: Any) -> TrialResult:

@@ -110,7 +110,7 @@ def test_a_retry_ends_when_the_fleet_is_stopped(policy: RetryPolicy) -> None:
 
 def test_a_lost_host_that_answers_is_back_in_any_state(policy: RetryPolicy) -> None:
     agent, silent_at = FakeAgent([HostUnreachable("nothing"), "/w/runs/r1/ours.1"], each_sec=50.0), list[float]()
-    assert policy.await_return(agent, WorkerLost("silent"), lambda: True, lambda: silent_at.append(Clock.now)) is None
+    assert policy.await_return(agent, WorkerLost("silent"), lambda: silent_at.append(Clock.now)) is None
     assert 50 <= Clock.now < 60
     assert len(silent_at) == 19  # each 2.5 s
 
@@ -118,19 +118,19 @@ def test_a_lost_host_that_answers_is_back_in_any_state(policy: RetryPolicy) -> N
 def test_a_lost_host_is_given_up_after_its_timeout_even_with_interruptions(policy: RetryPolicy) -> None:
     answers_and_fails = FakeAgent([None], each_sec=1.0)
     for _ in range(4):  # it answers but cannot start anything: it is lost again each time
-        assert policy.await_return(answers_and_fails, WorkerLost("no disk"), lambda: True) is None
+        assert policy.await_return(answers_and_fails, WorkerLost("no disk")) is None
         Clock.now += 30
-    reason = policy.await_return(answers_and_fails, WorkerLost("no disk"), lambda: True)
+    reason = policy.await_return(answers_and_fails, WorkerLost("no disk"))
     assert reason == "worker-1 did not come back within 100 s: no disk"
 
 
 def test_a_host_that_cannot_write_is_back_when_it_can_and_not_when_it_answers(policy: RetryPolicy) -> None:
     agent = FakeAgent([None], each_sec=1.0)
     agent.full_until = 60.0
-    assert policy.await_return(agent, WorkerUnusable("no space left"), lambda: True) is None
+    assert policy.await_return(agent, WorkerUnusable("no space left")) is None
     assert 60 <= Clock.now < 70
     agent.full_until = 1000.0
-    reason = policy.await_return(agent, WorkerUnusable("no space left"), lambda: True)
+    reason = policy.await_return(agent, WorkerUnusable("no space left"))
     assert reason == "worker-1 did not come back within 100 s: no space left"
     assert Clock.now < 120
 
@@ -138,24 +138,19 @@ def test_a_host_that_cannot_write_is_back_when_it_can_and_not_when_it_answers(po
 def test_a_silent_host_whose_disk_its_own_trial_has_filled_is_back_when_it_answers(policy: RetryPolicy) -> None:
     agent = FakeAgent(["/w/runs/r1/ours.1"], each_sec=1.0)
     agent.full_until = 1000.0
-    assert policy.await_return(agent, WorkerLost("silent"), lambda: True) is None
+    assert policy.await_return(agent, WorkerLost("silent")) is None
     assert Clock.now < 10
 
 
 def test_a_busy_host_is_waited_for_through_all_trials_of_another_run(policy: RetryPolicy) -> None:
     agent = FakeAgent([*(f"/w/runs/theirs/{number}.1" for number in range(20)), None], each_sec=250.0)
-    assert policy.await_return(agent, busy(), lambda: True) is None
+    assert policy.await_return(agent, busy()) is None
     assert 5000 <= Clock.now < 5010
 
 
 def test_one_job_that_holds_a_host_for_longer_than_a_trial_may_last_ends_the_wait(policy: RetryPolicy) -> None:
-    reason = policy.await_return(FakeAgent(["/w/runs/theirs/a.1"], each_sec=1.0), busy(), lambda: True)
+    reason = policy.await_return(FakeAgent(["/w/runs/theirs/a.1"], each_sec=1.0), busy())
     assert reason == "worker-1 was not free within 300 s: worker-1: busy with /w/runs/theirs/a.1 (for 10 s)"
-
-
-def test_no_host_is_waited_for_once_no_work_is_left(policy: RetryPolicy) -> None:
-    assert policy.await_return(FakeAgent(["/w/runs/theirs/a.1"], 1.0), busy(), lambda: Clock.now < 20) is not None
-    assert Clock.now < 30
 
 
 class FakeJob:
@@ -180,38 +175,32 @@ def test_more_workers_than_streams_are_polled_in_turn(workers: int, duration_sec
 
 def test_a_night_without_credentials_loses_no_host(policy: RetryPolicy) -> None:
     agent = FakeAgent([refused(), None], each_sec=30_000.0)
-    assert policy.await_return(agent, CredentialsRejected("log in again"), lambda: True) is None
+    assert policy.await_return(agent, CredentialsRejected("log in again")) is None
     assert 30_000 <= Clock.now < 30_030
 
 
 def test_credentials_that_expire_while_a_host_is_lost_do_not_count_against_the_host(policy: RetryPolicy) -> None:
     """VPN and token expire at the same time: the silence counts from the next login."""
     agent = FakeAgent([HostUnreachable("nothing"), *[refused()] * 300, HostUnreachable("nothing")], each_sec=50.0)
-    reason = policy.await_return(agent, WorkerLost("silent"), lambda: True)
+    reason = policy.await_return(agent, WorkerLost("silent"))
     assert reason == "worker-1 did not come back within 100 s: silent"
     assert Clock.now >= 301 * 50 + 100
 
 
 def test_an_operator_who_never_logs_in_leaves_the_jobs_running(policy: RetryPolicy) -> None:
     with pytest.raises(LoginTimeout, match=r"log in again \(refused for 50000 s\)"):
-        policy.await_return(FakeAgent([refused()], each_sec=1.0), CredentialsRejected("log in again"), lambda: True)
+        policy.await_return(FakeAgent([refused()], each_sec=1.0), CredentialsRejected("log in again"))
     assert not policy.stopping.is_set()
 
 
 def test_a_refused_operator_who_stops_the_run_is_not_waited_for(policy: RetryPolicy) -> None:
     policy.stopping.set()
-    assert (
-        policy.await_return(FakeAgent([refused()], each_sec=1.0), CredentialsRejected("log in again"), lambda: True)
-        is None
-    )
+    assert policy.await_return(FakeAgent([refused()], each_sec=1.0), CredentialsRejected("log in again")) is None
 
 
 @pytest.mark.parametrize("lost", [CredentialsRejected("log in again"), WorkerLost("silent")])
 def test_a_fleet_halted_by_another_worker_loses_no_host(policy: RetryPolicy, lost: WorkerLost) -> None:
-    """The other worker was refused for too long and closed the queue; jobs continue, so their trials must not end."""
-
-    def has_work() -> bool:
-        policy.detaching.set()
-        return False
-
-    assert policy.await_return(FakeAgent([refused()], each_sec=1.0), lost, has_work) is None
+    """The other worker was refused for too long; jobs continue, so their trials must not end."""
+    agent = FakeAgent([refused()], each_sec=1.0)
+    policy.detaching.set()
+    assert policy.await_return(agent, lost) is None

@@ -145,11 +145,17 @@ def test_a_single_process_in_a_run_is_unknown_and_not_comparable(runs):
 def test_repeats_on_one_machine_do_not_show_a_difference_to_another(tmp_path, fleet):
     both = []
     for name in "ab":
-        record = synthetic.record(run_id=name, workers=fleet, spread="shard")
-        plans = [replace(plan, trial_id=f"{plan.trial_id}.{turn}") for turn in range(3) for plan in record.planned]
+        record = synthetic.record(run_id=name, workers=fleet[:1])
+        plans = [
+            replace(
+                plan, trial_id=f"{plan.trial_id}.{turn}", worker=fleet[(2 * turn + order + (name == "b")) % len(fleet)]
+            )
+            for turn in range(3)
+            for order, plan in enumerate(record.planned)
+        ]
         results = []
         for number, plan in enumerate(plans):
-            worker = fleet[(number + (name == "b")) % len(fleet)]
+            worker = plan.worker
             gpu = {} if worker == "any" else {"device": "cuda", "gpu_name": "NVIDIA A10", "gpu_uuid": f"GPU-{worker}"}
             options = {"step_time_sec": 0.2 + number * 1e-4, "fingerprint": synthetic.fingerprint(**gpu)}
             results.append(synthetic.result(plan, worker=worker, exact=True, run_id=name, **options))

@@ -93,7 +93,7 @@ def with_time(number, seconds):
     ("change", "reason"),
     [
         (lambda result: replace(result, run_id="yesterday"), f"'yesterday', not to '{synthetic.RUN_ID}'"),
-        (lambda result: replace(result, worker="worker-4"), "'worker-4', but the plan pins it to 'worker-1'"),
+        (lambda result: replace(result, worker="worker-4"), "'worker-4', but was planned for 'worker-1'"),
         (
             lambda result: replace(result, trial=replace(result.trial, lora_rank=64)),
             "lora_rank is 64, planned 16",
@@ -155,18 +155,10 @@ def test_a_failed_trial_is_a_result_not_a_rejection(folder, changes):
     assert row["written_by"] == changes.get("written_by", "bench")
 
 
-def test_sharded_trials_keep_the_worker_that_took_them(folder):
-    synthetic.write_run(folder, synthetic.record(spread="shard"))
-    run = load(folder)
-    assert run.trials["trial_id"].tolist() == ["baseline", "optimized"]
-    assert run.trials["worker"].tolist() == ["worker-1", "worker-2"]
-
-
 def test_one_name_over_two_configurations_becomes_two_labels(folder):
     trials = (synthetic.trial("same", lora_rank=8), synthetic.trial("same", lora_rank=16))
     plans = [
-        replace(plan, trial_id=f"same-{number}")
-        for number, plan in enumerate(synthetic.planned(trials, ["worker-1"], "shard"))
+        replace(plan, trial_id=f"same-{number}") for number, plan in enumerate(synthetic.planned(trials, ["worker-1"]))
     ]
     synthetic.write_run(folder, synthetic.record(trials, planned=plans))
     labels = {configuration.label for configuration in load(folder).configurations}

@@ -251,7 +251,7 @@ def test_configurations_that_read_different_texts_do_not_differ_by_the_texts():
 
 
 def test_configurations_on_one_worker_each_include_the_difference_between_workers():
-    # Three processes each, as with --spread shard; they differ only by their workers, which are 1 % apart.
+    # Three processes each; they differ only by their workers, which are 1 % apart.
     random, verdicts = np.random.default_rng(6), 0
     for _ in range(RUNS):
         first, second = (simulated(ON_A_GPU, random, workers=1, repeats=3) for _ in range(2))

@@ -14,7 +14,7 @@ from rich.console import Console
 from bench.records import suite
 from bench.records.run import PlannedTrial, Progress
 from bench.records.status import TrialStatus
-from remote.fleet.queue import EventType, FleetEvent
+from remote.fleet.events import EventType, FleetEvent
 from tasks.fleet.live_display import FleetView, number
 from tests.support.cases import Case, load_cases
 

@@ -14,6 +14,7 @@ from bench.records.result import Measurement, TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
+from remote.hosts.local import LocalHost
 from reports.summary.loss_verdicts import verdict_of
 from tasks.errors import ConfirmationRequired, RetryableError
 from tasks.fleet import loss_pairs, plan, runner
@@ -103,7 +104,7 @@ def compare(settings: Settings, *compared: loss_pairs.Comparison) -> QualityReco
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loss_pairs, "next_comparison", next_comparison)
-        loss_pairs.compare_run(settings, folder, [], plain=True)
+        loss_pairs.compare_run(settings, folder, [LocalHost(name="worker-0", workdir="/w")], plain=True)
     assert (settings.results_folder / "latest").resolve() == folder.resolve()
     record = loss_pairs.read_record(folder)
     assert record is not None

@@ -41,8 +41,8 @@ WORKERS = ["worker-0", "worker-1", "worker-2"]
 FULL = suite("full", "tiny", "models/m", "data/d.jsonl")
 
 
-def planned_ids(spread: str, repeats: int = 1) -> list[str]:
-    return [planned.trial_id for planned in plan_trials(TRIALS, WORKERS, spread, repeats)]
+def planned_ids(repeats: int = 1) -> list[str]:
+    return [planned.trial_id for planned in plan_trials(TRIALS, WORKERS, repeats)]
 
 
 def fleet_plan(run: RunRecord, expected: dict[str, float | None]) -> plan.FleetPlan:
@@ -58,32 +58,30 @@ def orders(planned: Sequence[PlannedTrial]) -> dict[str | None, list[str]]:
     }
 
 
-def test_replicate_runs_every_trial_on_every_worker() -> None:
+def test_every_trial_runs_on_every_worker() -> None:
     names = [f"{trial.trial_id}.{worker}" for trial in TRIALS for worker in WORKERS]
-    assert sorted(planned_ids("replicate")) == sorted(names)
+    assert sorted(planned_ids()) == sorted(names)
 
 
-def test_shard_runs_every_trial_once_and_anywhere() -> None:
-    assert planned_ids("shard") == [trial.trial_id for trial in TRIALS]
-    assert {planned.worker for planned in plan_trials(TRIALS, WORKERS, "shard")} == {None}
+def test_a_divided_plan_has_every_trial_once() -> None:
+    planned = plan.divide_trials(FULL[:3], WORKERS[:2])
+    assert [(each.trial, each.worker) for each in planned] == [
+        (FULL[0], "worker-0"),
+        (FULL[1], "worker-1"),
+        (FULL[2], "worker-0"),
+    ]
 
 
-@pytest.mark.parametrize("spread", ["replicate", "shard"])
-def test_a_round_of_all_trials_ends_before_the_next_begins(spread: str) -> None:
-    for order in orders(plan_trials(FULL, WORKERS, spread, 3, seed="a")).values():
+def test_a_round_of_all_trials_ends_before_the_next_begins() -> None:
+    for order in orders(plan_trials(FULL, WORKERS, 3, seed="a")).values():
         rounds = [order[start : start + len(FULL)] for start in range(0, len(order), len(FULL))]
         assert [sorted(each) for each in rounds] == 3 * [sorted(trial.trial_id for trial in FULL)]
 
 
-def test_as_many_trials_as_workers_do_not_meet_the_same_worker_in_every_round() -> None:
-    planned = plan_trials(TRIALS, WORKERS[:2], "shard", 2)
-    assert [planned_trial.trial for planned_trial in planned] == [TRIALS[0], TRIALS[1], TRIALS[1], TRIALS[0]]
-
-
 def test_two_trials_run_in_both_orders_so_that_drift_does_not_pass_for_a_difference() -> None:
     a, b = (trial.trial_id for trial in TRIALS)
-    assert orders(plan_trials(TRIALS, WORKERS[:2], "replicate")) == {WORKERS[0]: [a, b], WORKERS[1]: [b, a]}
-    assert orders(plan_trials(TRIALS, WORKERS[:1], "replicate", 2)) == {WORKERS[0]: [a, b, b, a]}
+    assert orders(plan_trials(TRIALS, WORKERS[:2])) == {WORKERS[0]: [a, b], WORKERS[1]: [b, a]}
+    assert orders(plan_trials(TRIALS, WORKERS[:1], 2)) == {WORKERS[0]: [a, b, b, a]}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +94,7 @@ def test_a_single_worker_runs_what_it_compares_twice(suite_name: str, workers: i
 
 
 def test_each_worker_begins_at_another_trial_and_each_round_one_later() -> None:
-    planned = orders(plan_trials(FULL, WORKERS, "replicate", 2, seed="a"))
+    planned = orders(plan_trials(FULL, WORKERS, 2, seed="a"))
     firsts = [[order[0], order[len(FULL)]] for order in planned.values()]
     names = [trial.trial_id for trial in FULL]
     assert firsts == [[names[index], names[index + 1]] for index in (0, 4, 8)]
@@ -104,14 +102,13 @@ def test_each_worker_begins_at_another_trial_and_each_round_one_later() -> None:
 
 
 def test_the_order_of_the_other_trials_is_the_seeds() -> None:
-    first, again, other = (orders(plan_trials(FULL, WORKERS, "replicate", seed=seed)) for seed in ("a", "a", "b"))
+    first, again, other = (orders(plan_trials(FULL, WORKERS, seed=seed)) for seed in ("a", "a", "b"))
     assert first == again
     assert first[WORKERS[1]] != other[WORKERS[1]]
 
 
-@pytest.mark.parametrize("spread", ["replicate", "shard"])
-def test_each_repeat_has_an_id_of_its_own(spread: str) -> None:
-    named = planned_ids(spread, 3)
+def test_each_repeat_has_an_id_of_its_own() -> None:
+    named = planned_ids(3)
     assert max(Counter(named).values()) == 1
     assert Counter(name.rsplit(".", 1)[1] for name in named) == dict.fromkeys(("r1", "r2", "r3"), len(named) // 3)
 
@@ -128,40 +125,33 @@ def test_a_trial_is_expected_to_take_what_its_slowest_success_in_the_newest_run_
             for planned, (end, sec) in zip(run.planned, outcomes, strict=True)
         ]
         synthetic.write_results(tmp_path / "results" / run_id, run, results)
-    run = synthetic.record((known, unknown), workers=2, spread="shard")
+    run = synthetic.record((known, unknown), workers=["w"])
     made = plan_fleet(Settings(root=tmp_path), run, tmp_path, [])
-    assert made.expected_sec == {known.trial_id: 30.0, unknown.trial_id: None}
+    assert made.expected_sec == {f"{known.trial_id}.w": 30.0, f"{unknown.trial_id}.w": None}
     assert expected_total_sec(made) is None
 
 
-@pytest.mark.parametrize(
-    ("spread", "workers", "total"),
-    [
-        ("replicate", 1, 40.0),
-        ("replicate", 10, 40.0),  # each worker runs both, in parallel with the others
-        ("shard", 1, 40.0),
-        ("shard", 2, 30.0),
-        ("shard", 10, 30.0),  # no worker shares a trial
-    ],
-)
-def test_a_run_is_expected_to_take_as_long_as_its_busiest_worker(spread: str, workers: int, total: float) -> None:
-    run = synthetic.record(workers=workers, spread=spread)
+def test_a_run_is_expected_to_take_as_long_as_its_busiest_worker() -> None:
+    run = synthetic.record(workers=10)  # each worker runs both, in parallel with the others
     known = dict(zip((trial.name for trial in synthetic.quick()), (30.0, 10.0), strict=True))
     expected = {planned.trial_id: known[planned.trial.name] for planned in run.planned}
-    assert expected_total_sec(fleet_plan(run, expected)) == total
+    assert expected_total_sec(fleet_plan(run, expected)) == 40.0
 
 
 def test_trials_that_take_several_pods_at_once_are_expected_after_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CONNECTORS, "nomad", CONNECTORS["pods"])
     trials = (*TRIALS, *suite("distributed", "tiny", "models/m", "data/d.jsonl")[:2])
-    planned = plan_trials(trials, WORKERS, "replicate", is_over_pods=True)
+    planned = plan_trials(trials, WORKERS, is_over_pods=True)
     run = synthetic.record(trials, workers=WORKERS, planned=planned, fleet_kind="nomad")
     assert expected_total_sec(fleet_plan(run, {trial.trial_id: 10.0 for trial in planned})) == 40.0
 
 
 def test_strict_reaches_the_command_that_runs_the_trial(tmp_path: Path) -> None:
     host = LocalHost(name="worker-0", workdir=str(tmp_path))
-    planned, program = PlannedTrial(trial_id="optimized", trial=TRIALS[1]), bench_program(Settings(root=tmp_path))
+    planned, program = (
+        PlannedTrial(trial_id="optimized", trial=TRIALS[1], worker="worker-0"),
+        bench_program(Settings(root=tmp_path)),
+    )
     runs = {strict: synthetic.record(settings={"bench": {"strict": strict}}) for strict in (False, True)}
     commands = {strict: program.trial_command(run, host, planned, 1, "/jobs/1").argv for strict, run in runs.items()}
     assert "--strict" not in commands[False]

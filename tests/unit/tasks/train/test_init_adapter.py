@@ -42,7 +42,9 @@ def run_id(settings: MakeSettings) -> str:
     """A training whose adapter was collected."""
     configured, name = settings(), "20260101-000000-train"
     trial = trial_spec.make_trial(configured, None, workers=1, max_hours=None)
-    run = synthetic.record(run_id=name, suite="train", planned=[PlannedTrial(trial_id="train", trial=trial)])
+    run = synthetic.record(
+        run_id=name, suite="train", planned=[PlannedTrial(trial_id="train", trial=trial, worker="worker-0")]
+    )
     run = dataclasses.replace(run, provenance={"inputs": {"model": {"sha256": BASE}}})
     folder = configured.results_folder / name
     write_folder(folder / ADAPTER_FOLDER)

@@ -147,7 +147,9 @@ def test_a_resumed_training_has_the_workers_and_the_trial_of_its_plan(
 
 def write_training(configured: Settings, end: TrialStatus | None, reason: str | None) -> Path:
     """Write a training with one attempt that ended so; None: it is running. Returns its folder."""
-    plan = PlannedTrial(trial_id=TRIAL_ID, trial=trial_spec.make_trial(configured, None, workers=1, max_hours=None))
+    plan = PlannedTrial(
+        trial_id=TRIAL_ID, trial=trial_spec.make_trial(configured, None, workers=1, max_hours=None), worker="worker-0"
+    )
     public = json.loads(json.dumps(configured.public()))
     run = synthetic.record(run_id=RUN, suite="train", planned=[plan], settings=public)
     run = dataclasses.replace(run, provenance={**run.provenance, "inputs": {"job": JOB}})
@@ -168,7 +170,10 @@ def write_training(configured: Settings, end: TrialStatus | None, reason: str | 
 def run(settings: Callable[..., Settings]) -> RunRecord:
     """A training with the defaults, as read from its file."""
     trial = trial_spec.make_trial(settings(), None, workers=2, max_hours=None)
-    plan, public = PlannedTrial(trial_id=TRIAL_ID, trial=trial), json.loads(json.dumps(settings().public()))
+    plan, public = (
+        PlannedTrial(trial_id=TRIAL_ID, trial=trial, worker="worker-0"),
+        json.loads(json.dumps(settings().public())),
+    )
     return synthetic.record(run_id="20260101-000000-train", suite="train", planned=[plan], settings=public)
 
 
