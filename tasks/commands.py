@@ -68,10 +68,6 @@ class BenchOptions:
 SUITE = {
     "suite": text(f"{suite_names()} or all", setting="bench.suite"),
     "repeats": text("processes per trial and worker, 1 to 100", value="N", setting="bench.repeats"),
-    "strict": switch(
-        "mark a trial on a shared or throttled GPU or CPU, or with another recipe, as FAILED instead of flagging it",
-        setting="bench.strict",
-    ),
 }
 bench = Command(
     "bench",

@@ -111,8 +111,6 @@ def _add_trial_commands(commands: Any) -> None:
     run.add_argument("--worker", metavar="W", help="label in the result: name of this worker")
     run.add_argument("--run-id", metavar="R", help="label in the result: id of the run")
     run.add_argument("--attempt", type=int, default=1, metavar="N", help="label in the result: 1 for the first attempt")
-    strict = "treat a result with a flag (shared or throttled GPU, CPU, another recipe) as FAILED"
-    run.add_argument("--strict", action="store_true", help=strict)
 
     train = _add_command(
         commands,
@@ -200,7 +198,6 @@ def _run(arguments: argparse.Namespace) -> int:
             trial=_trial_from_flags(arguments),
             out=arguments.out,
             checkpoints=arguments.checkpoints,
-            strict=arguments.strict,
             trial_id=arguments.trial_id,
             worker=arguments.worker,
             run_id=arguments.run_id,

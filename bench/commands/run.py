@@ -60,7 +60,7 @@ def run(request: Request) -> int:
         ProgressFile(request.out, Log(clock.elapsed))(reading)
         try:
             inputs = _check(trial)
-            environment = preflight.check_gpus(trial, strict=request.strict)
+            environment = preflight.check_gpus(trial)
         except (TrialError, InputError):
             _remove_progress(request.out, is_new_folder)
             raise
@@ -71,8 +71,6 @@ def run(request: Request) -> int:
             outcome = _execute(record, inputs, stops)
         if record.gpu_fault is not None and outcome.reason_code is not ReasonCode.GPU_FAULT:
             outcome = record.gpu_fault
-        if request.strict and record.flags and outcome.status is TrialStatus.SUCCEEDED:
-            outcome = Outcome.of(ReasonCode.STRICT, f"refused by --strict: {record.flags[0]}")
     except (TrialError, InputError) as error:
         print(error, file=sys.stderr, flush=True)
         if nodes is not None and nodes.rank == 0:

@@ -38,15 +38,13 @@ PHASES = ("data", "forward", "backward", "optimizer")  # parts of a training ste
 class Request:
     """Request to run a trial, from its file or as `trial`, with its result in `out`.
 
-    `checkpoints` is the folder that a fine-tuning resumes from. With `strict`, a result with a flag is FAILED. The last
-    four fields are labels in the result.
+    `checkpoints` is the folder that a fine-tuning resumes from. The last four fields are labels in the result.
     """
 
     trial_file: Path
     out: Path
     trial: Trial | None = None
     checkpoints: Path | None = None
-    strict: bool = False
     trial_id: str | None = None
     worker: str | None = None
     run_id: str | None = None

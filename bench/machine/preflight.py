@@ -39,13 +39,10 @@ class GpuNeighbours:
     flags: list[str] = field(default_factory=list)
 
 
-def check_gpus(trial: Trial, *, strict: bool) -> GpuNeighbours:
-    """Check the trial's GPUs and their other users. Raises InputError, with `strict` also for a flag."""
+def check_gpus(trial: Trial) -> GpuNeighbours:
+    """Check the trial's GPUs and their other users. Raises InputError."""
     nvml.number_gpus_by_bus()
-    neighbours = inspect_gpus(require_gpus_for(trial.profile), trial)
-    if strict and neighbours.flags:
-        raise InputError(f"refused by --strict, before it began: {neighbours.flags[0]}")
-    return neighbours
+    return inspect_gpus(require_gpus_for(trial.profile), trial)
 
 
 def require_gpus_for(profile: str) -> list[nvml.Gpu]:

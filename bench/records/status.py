@@ -134,7 +134,6 @@ class ReasonCode(str, Enum):
     OUT_OF_MEMORY = "out_of_memory", TrialStatus.OUT_OF_MEMORY, "the memory was used up"
     ERROR = "error", TrialStatus.FAILED, "the trial reported an error"
     NON_FINITE_LOSS = "non_finite_loss", TrialStatus.FAILED, "the loss was not finite"
-    STRICT = "strict", TrialStatus.FAILED, "a condition makes the numbers doubtful"
     BAD_INPUT = "bad_input", TrialStatus.FAILED, "unusable input", {**_NOT_BEGUN, "exit_code": ExitCode.BAD_INPUT}
     INPUT_REJECTED = (
         *("input_rejected", TrialStatus.FAILED, "damaged or unexpected input"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench import torch_stack
 from bench.data.collate import Batch, make_batches, make_rows
-from bench.data.inputs import InputError, Inputs
+from bench.data.inputs import Inputs
 from bench.data.tokenizer import load_trial_tokenizer
 from bench.data.trial_inputs import as_stock
 from bench.harness.record import PHASES, Record
@@ -32,7 +32,7 @@ CPU_SIZE, CPU_SEC = 512, 0.1
 def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     """Load, train, and add every step to the record.
 
-    Raises NonFiniteLoss, InputError if `strict` rejects a fallback, and the stack's own exceptions.
+    Raises NonFiniteLoss, and the stack's own exceptions.
     """
     trial, log = record.trial, record.log
     _, data_facts, conversations = inputs
@@ -87,8 +87,6 @@ def _load(record: Record, modules: torch_stack.Stack, placement: Placement, stop
     stops.check()
     record.load_time_sec = step.load_sec
     record.fingerprint.update(step.facts())
-    if step.flags and record.request.strict:
-        raise InputError(f"refused by --strict before the first step: {step.flags[0]}")
     record.flags += step.flags
     record.log(
         f"loaded {record.fingerprint['model_parameters']:,} parameters as {record.trial.base_precision} in "

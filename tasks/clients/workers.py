@@ -207,7 +207,6 @@ class BenchProgram:
             *("run", "--trial", f"{folder}/{TRIAL_FILE}", "--out", f"{folder}/{OUT_FOLDER}"),
             *("--trial-id", planned.trial_id, "--worker", host.name),
             *("--run-id", run.run_id, "--attempt", str(attempt)),
-            *(["--strict"] if run.settings.get("bench", {}).get("strict") else []),
             *(["--checkpoints", checkpoints] if planned.trial.training is not None else []),
         )
         if is_gang(run, planned):

@@ -115,9 +115,6 @@ class BenchSection:
         ge=0,
         le=100,
     )
-    strict: bool = setting(
-        False, "true: a trial on a shared or throttled GPU or CPU, or by another recipe, is FAILED, not flagged"
-    )
     quality: bool = setting(
         False, "true: also compare the held-out loss of the fastest configuration with the reference (section quality)"
     )

@@ -107,7 +107,7 @@ def foreign_flags(flags: list[str]) -> list[str]:
     return [flag for flag in flags if f"pid {os.getpid()}," not in flag]
 
 
-def test_a_gpu_used_by_another_process_is_flagged_and_refused_with_strict():
+def test_a_gpu_used_by_another_process_is_flagged():
     with subprocess.Popen((sys.executable, "-c", HOLD), stdout=subprocess.PIPE, text=True) as other:
         try:
             assert other.stdout is not None
@@ -116,8 +116,6 @@ def test_a_gpu_used_by_another_process_is_flagged_and_refused_with_strict():
             print(neighbours)
             assert any("GPU 0 is shared" in flag for flag in neighbours.flags)
             assert neighbours.facts["gpu_memory_used_at_start_bytes"] > 3 * GIB
-            with pytest.raises(preflight.InputError, match="--strict"):
-                preflight.check_gpus(TRIAL, strict=True)
         finally:
             other.kill()
     neighbours = preflight.inspect_gpus(nvml.visible_gpus()[:1], TRIAL)

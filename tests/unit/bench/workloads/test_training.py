@@ -1,7 +1,6 @@
 """A training trial's phases, recipe fallbacks, predicted memory, and advice when memory runs out."""
 
 import dataclasses
-import functools
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 
 from bench import torch_stack
 from bench.commands.cli import apply_overrides
-from bench.data.inputs import InputError
 from bench.harness import termination
 from bench.harness.record import PHASES, Clock, PhaseClock, Record, Request
 from bench.predict import memory
@@ -125,23 +123,16 @@ def test_predicted_memory_belongs_to_the_recipe_that_was_built(
 # Recipes --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_fallback_is_flagged_and_rejected_by_strict(record, monkeypatch, strict):
+def test_a_fallback_is_flagged(record, monkeypatch):
     flag = "matmul bf16 (int8 is not supported: no GPU)"
     facts = {"recipe_notes": flag}
     step = SimpleNamespace(
         recipe="fast", flags=(flag,), facts=lambda: facts, load_sec=1.0, trained_parameters=1, optimizer_name="AdamW"
     )
     monkeypatch.setattr(training.recipes, "load", lambda *_: step)
-    record.request = dataclasses.replace(record.request, strict=strict)
     record.fingerprint["model_parameters"] = 1
-    load = functools.partial(training._load, record, None, SimpleNamespace(is_cuda=False), SimpleNamespace(check=int))
-    if strict:
-        with pytest.raises(InputError, match=r"--strict .*: matmul bf16 \(int8 is"):
-            load()
-    else:
-        load()
-        assert (record.flags, record.fingerprint["recipe_notes"]) == ([flag], flag)
+    training._load(record, None, SimpleNamespace(is_cuda=False), SimpleNamespace(check=int))
+    assert (record.flags, record.fingerprint["recipe_notes"]) == ([flag], flag)
 
 
 # Out of memory --------------------------------------------------------------------------------------------------------

@@ -18,8 +18,6 @@ from bench.records.status import TrialStatus
 from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions
 from bench.records.trial import SUITE_NAMES
 from remote.hosts.connectors import CONNECTORS
-from remote.hosts.local import LocalHost
-from tasks.clients.workers import bench_program
 from tasks.errors import UsageError
 from tasks.fleet import plan
 from tasks.fleet.plan import (
@@ -144,18 +142,6 @@ def test_trials_that_take_several_pods_at_once_are_expected_after_all_others(mon
     planned = plan_trials(trials, WORKERS, is_over_pods=True)
     run = synthetic.record(trials, workers=WORKERS, planned=planned, fleet_kind="nomad")
     assert expected_total_sec(fleet_plan(run, {trial.trial_id: 10.0 for trial in planned})) == 40.0
-
-
-def test_strict_reaches_the_command_that_runs_the_trial(tmp_path: Path) -> None:
-    host = LocalHost(name="worker-0", workdir=str(tmp_path))
-    planned, program = (
-        PlannedTrial(trial_id="optimized", trial=TRIALS[1], worker="worker-0"),
-        bench_program(Settings(root=tmp_path)),
-    )
-    runs = {strict: synthetic.record(settings={"bench": {"strict": strict}}) for strict in (False, True)}
-    commands = {strict: program.trial_command(run, host, planned, 1, "/jobs/1").argv for strict, run in runs.items()}
-    assert "--strict" not in commands[False]
-    assert commands[True] == (*commands[False], "--strict")
 
 
 @pytest.mark.parametrize(
