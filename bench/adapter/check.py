@@ -92,7 +92,6 @@ class Checker:
         self.progress.log(f"checking the files of {request.trial.model}")
         model, adapter = Path(request.trial.model), Path(request.adapter)
         facts = lora.check_base(model, adapter, request.model_sha256)
-        self.model_sha256 = facts.sha256
         self.lora, self.record = lora.read(adapter)
         if request.merged is not None:
             check_model(Path(request.merged))
@@ -121,7 +120,6 @@ class Checker:
         first: list[float] = []
         forms: list[ServedForm] = []
         for name, measure in self._forms():
-            start = time.monotonic()
             self.name = name
             self.progress.log(f"{name}: loading the model, then measuring {len(self.examples)} held-out examples")
             losses, answers = measure()
@@ -139,15 +137,12 @@ class Checker:
                     name=name, loss=result.loss, low=result.low, high=result.high,
                     change=result.change, change_low=result.change_low, change_high=result.change_high,
                     answers=[text for text, _ in answers], unended=sum(not has_ended for _, has_ended in answers),
-                    seconds=time.monotonic() - start,
                     score=mean, score_low=low, score_high=high,
                     unscored=sum(score.fault is not None for score in scores),
                 )
             )  # fmt: skip
         return AdapterCheck(
             adapter_sha256=self.lora.sha256,
-            model_sha256=self.model_sha256,
-            data_sha256=self.material.sha256,
             merged=self.request.merged,
             end_ids=self.ends,
             places=[case.location for case in self.cases],

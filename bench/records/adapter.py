@@ -137,7 +137,6 @@ class ServedForm:
     change_high: float | None
     answers: list[str]
     unended: int
-    seconds: float
     score: float | None = None
     score_low: float | None = None
     score_high: float | None = None
@@ -166,8 +165,6 @@ class AdapterCheck(Checksummed):
     FILE, KIND = ADAPTER_CHECK_FILE, "adapter check"
 
     adapter_sha256: str
-    model_sha256: str
-    data_sha256: str
     merged: str | None
     end_ids: list[int]
     places: list[str]

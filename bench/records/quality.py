@@ -6,7 +6,7 @@ from typing import Any
 from bench.records.checksummed import Checksummed
 from bench.records.paths import QUALITY_FILE
 from bench.records.trial import Trial
-from bench.records.validation import check_fields, checked, expect
+from bench.records.validation import check_ranges, checked, expect
 
 # Fields of a trial on which its trained adapter depends. All others select how fast a step is, or which rows it takes,
 # and these are equal in both trainings of a pair.
@@ -49,7 +49,7 @@ class LossPair:
     stage: int = checked(1, ge=1, le=2)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_ranges(self)
 
 
 @dataclass(frozen=True, kw_only=True)

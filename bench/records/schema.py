@@ -4,7 +4,6 @@ Supported types: scalars, `X | None`, lists, dictionaries with text keys, enums 
 is bounded: number of values, nesting depth, and size of integers.
 """
 
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -12,7 +11,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar, cast
 
@@ -78,25 +77,19 @@ def from_json(cls: type[T], document: object, where: str = "") -> T:
     prefix = f"{where}: " if where else ""
     if not isinstance(document, Mapping):
         raise SchemaError(f"{prefix}expected an object, found {type_name(document)}")
-    fields = fields_of(cast(Any, cls))
+    fields = _fields_of(cast(Any, cls))
     if not document.keys() <= fields.keys():
         unknown = min(set(document) - fields.keys())
-        raise SchemaError(f"{prefix}{unknown}: unknown field; {suggest_field(unknown, fields)}")
+        near = difflib.get_close_matches(unknown, fields, 1)
+        hint = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(fields)}"
+        raise SchemaError(f"{prefix}{unknown}: unknown field; {hint}")
     values = {}
-    for name, (read, plain, is_required) in fields.items():
+    for name, (read, is_required) in fields.items():
         if name in document:
-            value = document[name]
-            is_plain = type(value) in plain and (type(value) is not int or -MAX_INTEGER <= value <= MAX_INTEGER)
-            values[name] = value if is_plain else read(value, f"{prefix}{name}")
+            values[name] = read(document[name], f"{prefix}{name}")
         elif is_required:
             raise SchemaError(f"{prefix}{name}: missing")
     return cls(**values)
-
-
-def suggest_field(unknown: str, fields: Collection[str]) -> str:
-    """Return the end of a message about an unknown field: the nearest one, or all."""
-    near = difflib.get_close_matches(unknown, fields, 1)
-    return f"did you mean {near[0]}?" if near else f"the fields are {', '.join(fields)}"
 
 
 def type_name(value: object) -> str:
@@ -111,15 +104,12 @@ _SCALARS = {str: "text", int: "a whole number", float: "a number", bool: "true o
 
 
 @functools.cache
-def fields_of(cls: type) -> dict[str, tuple[_Read, frozenset[type], bool]]:
-    """Map field names to (reader, types that need no conversion, True if required)."""
-    # Cached: resolving annotations took two thirds of the time to read a thousand results, and selecting readers most
-    # of the rest.
-    hints = typing.get_type_hints(cls)
+def _fields_of(cls: type) -> dict[str, tuple[_Read, bool]]:
+    """Map field names to (reader, True if required)."""
+    hints = typing.get_type_hints(cls)  # resolving them took two thirds of the time to read a thousand results
     return {
         field.name: (
             _reader(hints[field.name]),
-            _plain_types(hints[field.name]),
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
         )
         for field in dataclasses.fields(cls)
@@ -142,7 +132,9 @@ def _reader(hint: Any) -> _Read:
         (inner,) = [_reader(argument) for argument in arguments if argument is not type(None)]
         return lambda value, path: None if value is None else inner(value, path)
     if origin in (list, tuple):
-        return functools.partial(_read_list, origin, _reader(arguments[0]), _plain_types(arguments[0]))
+        (item, *_), is_union = arguments, typing.get_origin(arguments[0]) in (types.UnionType, typing.Union)
+        plain = {str, float, bool, int, type(None)} & {*(typing.get_args(item) if is_union else [item])}
+        return functools.partial(_read_list, origin, _reader(item), plain)
     if origin is dict:
         return functools.partial(_read_mapping, _reader(arguments[1]))
     raise TypeError(f"no reader for {hint!r}")
@@ -158,35 +150,17 @@ def checked_value(value: Any, path: str, depth: int = 0) -> Any:
     elif isinstance(value, list):
         for item in value:
             checked_value(item, path, depth + 1)
-    elif type(value) is int:
-        _check_integer(value, path)
+    elif type(value) is int and not -MAX_INTEGER <= value <= MAX_INTEGER:
+        raise SchemaError(f"{path}: expected at most {MAX_INTEGER}, found a number of {len(str(abs(value)))} digits")
     return value
 
 
-def _plain_types(hint: Any) -> frozenset[type]:
-    """Return the types that need no conversion under this annotation; empty if each value must be read separately."""
-    if hint in _SCALARS:
-        return frozenset({hint})
-    arguments = typing.get_args(hint)
-    is_scalar_or_none = type(None) in arguments and all(
-        argument in _SCALARS or argument is type(None) for argument in arguments
-    )
-    return frozenset(arguments) if is_scalar_or_none else frozenset()
-
-
-def _read_list(origin: Callable[[Any], Any], read: _Read, plain: frozenset[type], value: Any, path: str) -> Any:
+def _read_list(origin: Callable[[Any], Any], read: _Read, plain: set[type], value: Any, path: str) -> Any:
     if not isinstance(value, (list, tuple)):
         raise SchemaError(f"{path}: expected a list, found {type_name(value)}")
-    types_present = set(map(type, value))
-    if types_present <= plain:  # reading hundreds of step times separately took most of the time
-        if int in types_present:
-            whole = value if len(types_present) == 1 else [item for item in value if type(item) is int]
-            _check_integer(max(whole), path)
-            _check_integer(min(whole), path)
-        return value if type(value) is origin else origin(value)
-    if float in plain and types_present <= plain | {int}:
-        with contextlib.suppress(OverflowError):  # the loop below reports it with its path
-            return origin(float(item) if type(item) is int else item for item in value)
+    kinds = set(map(type, value))  # reading hundreds of step times separately took most of the time
+    if kinds <= plain and (int not in kinds or (kinds == {int} and max(map(abs, value)) <= MAX_INTEGER)):
+        return origin(value)
     return origin(read(item, f"{path}[{index}]") for index, item in enumerate(value))
 
 
@@ -197,6 +171,8 @@ def _read_mapping(read: _Read, value: Any, path: str) -> dict[str, Any]:
 
 
 def _read_scalar(hint: type, value: Any, path: str) -> Any:
+    if type(value) is hint is not int:
+        return value
     if hint is float and type(value) is int:
         try:
             return float(value)
@@ -204,14 +180,7 @@ def _read_scalar(hint: type, value: Any, path: str) -> Any:
             raise SchemaError(f"{path}: expected a number, found one of {len(str(value))} digits") from error
     if type(value) is not hint:
         raise SchemaError(f"{path}: expected {_SCALARS[hint]}, found {type_name(value)}")
-    if hint is int:
-        _check_integer(value, path)
-    return value
-
-
-def _check_integer(value: Any, path: str) -> None:
-    if not -MAX_INTEGER <= value <= MAX_INTEGER:
-        raise SchemaError(f"{path}: expected at most {MAX_INTEGER}, found a number of {len(str(abs(value)))} digits")
+    return checked_value(value, path)
 
 
 def _read_enum(enum: type[Enum], value: Any, path: str) -> Enum:

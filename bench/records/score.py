@@ -82,15 +82,13 @@ class ScoreMeasure:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingScore:
-    """The score of a training's answers to held-out prompts. `sha256` is that of the score file.
+    """The score of a training's answers to held-out prompts.
 
     `measures` is empty if no row has a score. `before`, `after` and `places` have all rows; `shown` are a few of them
-    with their texts, `unscored` the first without a score. `failure` is why there are no answers, `seconds` the time of
-    answers and scores after the training.
+    with their texts, `unscored` the first without a score. `failure` is why there are no answers.
     """
 
     method: str
-    sha256: str | None
     measures: list[ScoreMeasure]
     places: list[str]
     before: list[float | None]
@@ -98,7 +96,6 @@ class TrainingScore:
     shown: list[ScoredRow]
     unscored: list[ScoredRow]
     unscored_rows: int
-    seconds: float
     failure: str | None = None
 
 

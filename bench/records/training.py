@@ -12,7 +12,7 @@ from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.records.validation import (
     REQUIRED,
     FieldError,
-    check_fields,
+    check_ranges,
     checked,
     expect,
     setting,
@@ -69,7 +69,7 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         """Check the fields. Raises TrialError that names the field."""
-        check_fields(self)
+        check_ranges(self)
         named = [name for name in self.columns.values() if name is not None]
         if len(set(named)) < len(named):
             raise FieldError("columns", "expected each of the file's columns once")
@@ -317,7 +317,7 @@ class Training:
 
     def __post_init__(self) -> None:
         """Check the fields. Raises TrialError that names the field."""
-        check_fields(self)
+        check_ranges(self)
         held_out = self.data.validation_file is not None or self.data.validation_share > 0
         expect(held_out or not self.evaluate_every, "evaluate_every", "0 if no data is held out for validation")
         expect(held_out or not self.patience, "patience", "0 if no data is held out for validation")
@@ -386,11 +386,10 @@ class TrainingRecord(Checksummed):
     """Result of a fine-tuning over all its attempts (training.json), also of a failed one.
 
     `status` is a TrialStatus; `stop` is the reason for the last step: finished, early, max_hours (one of the
-    `LIMITS` was reached), or empty if stopped otherwise (`reason`). `checkpoints` are the steps of those written.
-    `adapter_step` is the step of the saved adapter: the best by held-out loss, or the last. `data` has no example
-    previews. The share of communication is of a step's time. `score` is None without train.score, `time` if no
-    rank has trained. `init_adapter_sha256` is that of the adapter at step 0, None for a new one. `end_ids` are the
-    tokens that end the data's answers. `derived` are the settings that the attempt derived from the data.
+    `LIMITS` was reached), or empty if stopped otherwise (`reason`). `adapter_step` is the
+    step of the saved adapter: the best by held-out loss, or the last. `data` has no example previews. The share of
+    communication is of a step's time. `score` is None without train.score, `time` if no rank has trained. `end_ids` are
+    the tokens that end the data's answers. `derived` are the settings that the attempt derived from the data.
     """
 
     FILE, KIND = TRAINING_FILE, "training"
@@ -406,7 +405,6 @@ class TrainingRecord(Checksummed):
     steps_done: int
     steps: TrainedSteps
     evaluations: list[Evaluation]
-    checkpoints: list[int]
     restarts: list[Restart]
     data: DataReport | None
     adapter_step: int | None
@@ -414,15 +412,12 @@ class TrainingRecord(Checksummed):
     adapter_files: dict[str, int]
     communication_measured_percent: float | None
     peak_vram_bytes: int | None
-    peak_rss_bytes: int | None
-    seconds: float
     fingerprint: dict[str, Any] = field(default_factory=dict)
     reason_code: ReasonCode | None = None
     remedy: str | None = None
     chat_template_sha256: str | None = None
     score: TrainingScore | None = None
     time: TrainingTime | None = None
-    init_adapter_sha256: str | None = None
     end_ids: list[int] = field(default_factory=list)
     derived: DerivedSettings = field(default_factory=DerivedSettings)
 

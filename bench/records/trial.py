@@ -22,7 +22,7 @@ from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions, DerivedSet
 from bench.records.validation import (
     ATTENTION_PROJECTIONS,
     TrialError,
-    check_fields,
+    check_ranges,
     checked,
     expect,
     expect_one_of,
@@ -134,7 +134,7 @@ class Trial:
     is_usual: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_ranges(self)
         expect(0 < len(self.name) <= 80 and self.name.isprintable(), "name", "1 to 80 printable characters")
         expect(any(c.isalnum() for c in self.name), "name", "a name with at least one letter or digit")
         expect(self.model != "", "model", "the model's folder")

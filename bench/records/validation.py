@@ -1,4 +1,4 @@
-"""Type and range checks for the fields of records, at construction."""
+"""Checks of the values of records, at construction, and declarations of settings."""
 
 import dataclasses
 import functools
@@ -8,7 +8,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from bench.records import schema
 from bench.records.status import Failure
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -26,20 +25,6 @@ class FieldError(TrialError):
     def __init__(self, key: str, detail: str, *, remedy: str = "") -> None:
         super().__init__(f"{key}: {detail}", remedy=remedy)
         self.key, self.detail = key, detail
-
-
-def _check_types(record: Any) -> None:
-    """Raise TrialError for a field that a document could not have, and for a list in place of a tuple."""
-    for name, (read, plain, _) in schema.fields_of(record.__class__).items():
-        value = getattr(record, name)
-        if type(value) in plain or dataclasses.is_dataclass(value):
-            continue
-        try:
-            read_value = read(value, name)
-        except schema.SchemaError as error:
-            raise FieldError(name, str(error).partition(": ")[2]) from error
-        if type(read_value) is not type(value):
-            raise FieldError(name, f"expected {type(read_value).__name__}, found {type(value).__name__}")
 
 
 def expect(condition: bool, key: str, expected: str) -> None:
@@ -176,12 +161,6 @@ def _declarations(record: type) -> dict[str, Setting]:
             named = {**rules, "name": rules["name"] or field.name}
             declared[field.name] = Setting(**named, kind=kind, is_nullable=is_nullable)
     return declared
-
-
-def check_fields(record: Any) -> None:
-    """Raise FieldError for the first value of the wrong type or out of its declared range."""
-    _check_types(record)
-    check_ranges(record)
 
 
 def check_ranges(record: Any) -> None:

@@ -79,7 +79,7 @@ class State:
 
     `seconds` and `time` are summed over all attempts. `first_losses` are the held-out examples' losses before training,
     for comparison with later ones. `best_step` has the lowest held-out loss or the highest score so far, None before
-    the first evaluation. `checkpoints` are the steps of earlier ones.
+    the first evaluation.
     """
 
     step: int
@@ -87,7 +87,6 @@ class State:
     evaluations: list[Evaluation] = field(default_factory=list)
     first_losses: list[float] = field(default_factory=list)
     best_step: int | None = None
-    checkpoints: list[int] = field(default_factory=list)
     time: TrainingTime = field(default_factory=TrainingTime)
 
 

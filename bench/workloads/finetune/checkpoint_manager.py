@@ -192,7 +192,7 @@ def adapter_config(peft_model: Any) -> str:
 
 
 class CheckpointManager:
-    """A writer of checkpoints, one at a time in a thread. `written` lists the steps of those that are complete."""
+    """A writer of checkpoints, one at a time in a thread. `written_step` is the newest that is complete."""
 
     def __init__(
         self,
@@ -205,7 +205,8 @@ class CheckpointManager:
         log: Callable[[str], None],
         on_wait: Callable[[], None],
     ) -> None:
-        self.folder, self.weights, self.written = folder, weights, list[int]()
+        self.folder, self.weights = folder, weights
+        self.written_step: int | None = None
         self.best: tuple[int, dict[str, Any]] | None = None
         self.newest_step = -1  # the step of the last checkpoint, complete or being written
         self._identity, self._keep_count = identity, keep_count
@@ -261,7 +262,7 @@ class CheckpointManager:
             self._log(f"the checkpoint of step {state.step} was not written: {error.strerror}: {self.folder}")
             return
         checkpoint.prune(self.folder, state.step, self._keep_count, state.best_step)
-        self.written.append(state.step)
+        self.written_step = state.step
 
 
 def load_checkpoint(folder: Path, weights: Weights) -> dict[str, Any] | None:

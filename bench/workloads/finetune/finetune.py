@@ -18,7 +18,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from bench.data.inputs import InputError, Inputs
-from bench.harness.record import Record, Request, StepsFile, peak_rss_bytes
+from bench.harness.record import Record, Request, StepsFile
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.predict.fit import fit_training
 from bench.qlora.step import sized_config
@@ -85,8 +85,7 @@ class TrainingLog:
         self._end_ids, self._derived = examples.end_tokens, derived
         before = State(step=0, seconds=0.0) if resume_point is None else resume_point.state
         self._history = History() if resume_point is None else resume_point.history
-        self._evaluations, self._checkpoints = list(before.evaluations), list(before.checkpoints)
-        self._seconds = before.seconds
+        self._evaluations = list(before.evaluations)
         self._restarts = record_restart(folder, record.request.attempt, before.step)
         self._resumed_from = None if resume_point is None or not self._restarts else resume_point.written
         self._reported: dict[str, Any] = {}
@@ -119,20 +118,16 @@ class TrainingLog:
             self._add_step(**line["step"])
         if "evaluation" in line:
             self._add_evaluation(schema.from_json(Evaluation, line["evaluation"]))
-        for step in line.get("checkpoints", ()):
-            self._checkpoints.append(step)
-            record.extra_progress["checkpoint_step"] = step
+        if line.get("checkpoint_step") is not None:
+            record.extra_progress["checkpoint_step"] = line["checkpoint_step"]
         record.apply_report(line)
         if "peaks" in line:
             record.peak_rss_bytes, record.peak_vram_bytes = line["peaks"]["rss_bytes"], line["peaks"]["vram_bytes"]
         self.stop = line.get("stop", self.stop)
-        self._seconds = line.get("seconds", self._seconds)
         if "mean_score" in line:
             mean = line["mean_score"]
             record.extra_progress["score"] = "none" if mean is None else f"{mean * 100:.0f} %"
             record.publish_progress()
-        if "score" in line:
-            self._log_score(schema.from_json(TrainingScore, line["score"]))
         for name in ("adapter", "score", "time", "communication_measured_percent"):
             if line.get(name) is not None:
                 self._reported[name] = line[name]
@@ -140,7 +135,6 @@ class TrainingLog:
     def _add_step(self, *, positions: int, **values: Any) -> None:
         self._history.add(**values)
         self._steps_file(values)
-        self._seconds += values["step_time_sec"]
         if self._resumed_from is not None:  # the first step of this attempt
             self._restarts = record_first_step(self._folder, self._restarts, self._resumed_from)
             self._resumed_from = None
@@ -162,18 +156,6 @@ class TrainingLog:
         interval = "" if evaluation.low is None else f" [{evaluation.low:.4f}, {evaluation.high:.4f}]"
         change = "" if evaluation.change is None else f", {evaluation.change:+.4f} since the start"
         self.record.log(f"held-out loss after step {evaluation.step}: {evaluation.loss:.4f}{interval}{change}")
-
-    def _log_score(self, score: TrainingScore) -> None:
-        for measure in score.measures:
-            self.record.log(
-                f"{measure.name}: {measure.before:.3f} before, {measure.after:.3f} after, {measure.change:+.3f} "
-                f"[{measure.change_low:+.3f}, {measure.change_high:+.3f}] over {measure.rows} rows"
-            )
-        if score.failure is not None:
-            self.record.log(f"score: {score.failure}")
-        for row in score.unscored:
-            label = "" if row.fault is None else row.fault.label
-            self.record.log(f"row {row.row} ({row.place}) has no score: {label}: {row.detail}")
 
     def _show_loss(self) -> None:
         self.record.extra_progress["validation_loss"] = self._evaluations[-1].loss if self._evaluations else None
@@ -199,7 +181,6 @@ class TrainingLog:
             steps_done=self.step,
             steps=self._history.to_record(),
             evaluations=self._evaluations,
-            checkpoints=self._checkpoints,
             restarts=self._restarts,
             data=self._data,
             adapter_step=adapter.get("step"),
@@ -210,10 +191,7 @@ class TrainingLog:
             derived=self._derived,
             communication_measured_percent=reported.get("communication_measured_percent"),
             peak_vram_bytes=record.peak_vram_bytes,
-            peak_rss_bytes=record.peak_rss_bytes or peak_rss_bytes(),
-            seconds=self._seconds,
             fingerprint=record.fingerprint,
-            init_adapter_sha256=training_set.training_of(record.trial).init_sha256,
             score=schema.from_json(TrainingScore, reported["score"]) if "score" in reported else None,
             time=schema.from_json(TrainingTime, reported["time"]) if "time" in reported else None,
         ).write(record.request.out)

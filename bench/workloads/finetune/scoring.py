@@ -189,7 +189,6 @@ class TrainingScorer:
 
     def compare(self) -> TrainingScore:
         """Compare the base with the present weights. Raises StopRequested."""
-        start = time.monotonic()
         before, after = self.score_base(), self.measure()
         failure = after.failure or before.failure
         rows = []
@@ -202,7 +201,6 @@ class TrainingScorer:
         unscored = [row for row in rows if row.fault is not None]
         return TrainingScore(
             method=self._scoring.method,
-            sha256=self._scoring.sha256,
             measures=score.compare(before.scores, after.scores) if rows else [],
             places=[row.place for row in rows],
             before=[row.before_score for row in rows],
@@ -210,7 +208,6 @@ class TrainingScorer:
             shown=rows[: score.SHOWN_ROWS],
             unscored=unscored[: score.NAMED_ROWS],
             unscored_rows=len(unscored),
-            seconds=time.monotonic() - start,
             failure=failure,
         )
 

@@ -100,7 +100,7 @@ class Trainer:
         self.state, self.history = State(step=0, seconds=0.0), History()
         self.checkpoint_manager: CheckpointManager | None = None
         self._last_progress, self._waits = 0.0, list[tuple[float, float]]()
-        self._zero_gradient_steps = self._reported_checkpoints = 0
+        self._zero_gradient_steps = 0
         self.scorer = self._make_scorer()
         if context.checkpoints is not None:
 
@@ -264,7 +264,9 @@ class Trainer:
         }
         self.history.add(**values)
         positions = self.training_set.positions(rows)
-        self.context.report(step={**values, "positions": positions}, checkpoints=self.new_checkpoints())
+        self.context.report(
+            step={**values, "positions": positions}, checkpoint_step=self.checkpoint_manager.written_step
+        )
 
     def _checkpoint(self, *, wait: bool = False) -> bool:
         manager = self.checkpoint_manager
@@ -275,18 +277,9 @@ class Trainer:
         if manager.newest_step == self.state.step:
             return wait
         start = time.monotonic()
-        state = dataclasses.replace(self.state, checkpoints=[*self.state.checkpoints, *manager.written])
-        is_saved = manager.save(state, self.history, wait=wait)
+        is_saved = manager.save(self.state, self.history, wait=wait)
         self._add_time(checkpoint_sec=time.monotonic() - start)
         return is_saved
-
-    def new_checkpoints(self) -> list[int]:
-        """Return the steps of the checkpoints written since the last call."""
-        if self.checkpoint_manager is None:
-            return []
-        fresh = self.checkpoint_manager.written[self._reported_checkpoints :]
-        self._reported_checkpoints += len(fresh)
-        return fresh
 
     def _report_progress(self, phase: str, number: int) -> None:
         now = time.monotonic()

@@ -222,7 +222,6 @@ def _write_results(record: Record, total: int, steps: int, stop: str, restarts: 
                 change_high=-0.9,
             ),
         ],
-        checkpoints=[],
         restarts=restarts,
         data=None,
         adapter_step=steps,
@@ -230,6 +229,4 @@ def _write_results(record: Record, total: int, steps: int, stop: str, restarts: 
         adapter_files={path.name: path.stat().st_size for path in adapter.iterdir()},
         communication_measured_percent=None,
         peak_vram_bytes=None,
-        peak_rss_bytes=1 << 30,
-        seconds=steps * STEP_SEC,
     ).write(record.request.out)

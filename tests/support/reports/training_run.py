@@ -36,9 +36,9 @@ RECORD = TrainingRecord(
             change=-0.5, change_low=-0.6, change_high=-0.4,
         ),
     ],
-    checkpoints=[], restarts=[], data=None, adapter_step=2, adapter_sha256="ab" * 32,
+    restarts=[], data=None, adapter_step=2, adapter_sha256="ab" * 32,
     adapter_files={"adapter_model.safetensors": 2_000_000}, communication_measured_percent=7.0,
-    peak_vram_bytes=3 << 30, peak_rss_bytes=None, seconds=3600.0,
+    peak_vram_bytes=3 << 30,
 )  # fmt: skip
 MEASURE = ScoreMeasure(
     name="score", rows=2, before=0.0, before_low=0.0, before_high=0.8, after=0.75, after_low=0.5, after_high=1.0,
@@ -50,9 +50,9 @@ ROW = ScoredRow(
 )  # fmt: skip
 UNSCORED = dataclasses.replace(ROW, row=3, after_score=None, fault=ScoreFault.RAISED, detail="KeyError: 'x'")
 SCORE = TrainingScore(
-    method="json", sha256=None, measures=[MEASURE, dataclasses.replace(MEASURE, name="valid JSON")],
+    method="json", measures=[MEASURE, dataclasses.replace(MEASURE, name="valid JSON")],
     places=["d.jsonl: line 4", "d.jsonl: line 5", "d.jsonl: line 6"], before=[0.0, 0.0, 0.0], after=[0.5, 1.0, None],
-    shown=[ROW], unscored=[UNSCORED], unscored_rows=1, seconds=2.0,
+    shown=[ROW], unscored=[UNSCORED], unscored_rows=1,
 )  # fmt: skip
 SCORED = dataclasses.replace(RECORD, score=SCORE)
 FORECAST = {"steps": 2, "seconds": 3500.0, "usd": 3.9, "usd_per_gpu_hour": 2.0, "price": "$2.00", "peak_bytes": 3 << 30}
@@ -96,14 +96,13 @@ def write_run(folder: Path, record: TrainingRecord = RECORD) -> Path:
 
 FORM = ServedForm(
     name="trained", loss=2.0, low=1.9, high=2.1, change=None, change_low=None, change_high=None, answers=[], unended=0,
-    seconds=1.0,
 )  # fmt: skip
 
 
 def write_checked(folder: Path, examples: dict[str, float], *merged: ServedForm) -> Path:
     """Write a training with these losses per token; each example has ten targets."""
     AdapterCheck(
-        adapter_sha256=RECORD.adapter_sha256 or "", model_sha256="m", data_sha256="d", merged=None, end_ids=[2],
+        adapter_sha256=RECORD.adapter_sha256 or "", merged=None, end_ids=[2],
         places=[], prompts=[], questions=[], forms=[FORM, *merged], examples=list(examples),
         losses=[10 * loss for loss in examples.values()], targets=[10] * len(examples),
         device="CPU", arithmetic="float32",

@@ -46,7 +46,7 @@ def test_the_record_comes_back_from_its_file_equal(tmp_path: Path):
     stopped = dataclasses.replace(
         RECORD, status="PREEMPTED", reason="stopped by SIGTERM", stop="", reason_code=ReasonCode.WORKER_STOPPED,
         adapter_step=None, adapter_sha256=None,
-        adapter_files={}, communication_measured_percent=None, peak_vram_bytes=None, peak_rss_bytes=1,
+        adapter_files={}, communication_measured_percent=None, peak_vram_bytes=None,
     )  # fmt: skip
     for record in (RECORD, stopped):
         assert TrainingRecord.read(record.write(tmp_path)) == record

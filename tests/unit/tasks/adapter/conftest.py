@@ -32,14 +32,14 @@ def form(name: str, change: float | None = None, half: float = 0.001, **changes:
     ends = (None, None) if change is None else (change - half, change + half)
     served_form = ServedForm(
         name=name, loss=1.5 + (change or 0.0), low=1.4, high=1.6, change=change, change_low=ends[0],
-        change_high=ends[1], answers=["yes", "no"], unended=0, seconds=1.0,
+        change_high=ends[1], answers=["yes", "no"], unended=0,
     )  # fmt: skip
     return dataclasses.replace(served_form, **changes)  # type: ignore[arg-type]
 
 
 def adapter_check(*forms: ServedForm, **changes: object) -> AdapterCheck:
     check = AdapterCheck(
-        adapter_sha256=SHA256, model_sha256="m" * 64, data_sha256="d" * 64, merged=None, end_ids=[2],
+        adapter_sha256=SHA256, merged=None, end_ids=[2],
         places=["d: line 1"], prompts=["?"], questions=[None],
         forms=[form("trained"), *forms], examples=["e"], losses=[3.0], targets=[2], device="CPU",
         arithmetic="float32",
