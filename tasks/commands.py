@@ -33,7 +33,6 @@ RECIPE = {
     ),
     "matmul": text("products with frozen weights", value="bf16|int8_backward|int8", setting="train.matmul"),
 }
-YES = "do not ask for confirmation if the cluster looks like production"
 
 # --- fleet
 
@@ -140,7 +139,6 @@ class TrainOptions:
     )
     dry_run: bool = switch("print the plan and the predicted steps, hours, costs and memory, and start nothing")
     plain: bool = switch(PLAIN)
-    yes: bool = switch(f"over pods: {YES}")
     discard_results: bool = switch(f"over pods: {DISCARD}")
 
 

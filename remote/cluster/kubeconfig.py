@@ -5,7 +5,6 @@ current one. `resolve` starts kubectl once (0.05 s), so that the kubeconfig mean
 """
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,6 @@ from remote.hosts.pods.kubectl import Kubectl, Misconfigured, not_installed_erro
 from remote.providers import GENERIC, Provider
 
 CREDENTIAL_TIMEOUT_SEC = 120.0  # kubectl's own timeout here; the operator may have to log in meanwhile
-_PRODUCTION = re.compile(r"(?<![a-z])(prod|production|prd|live)(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +47,6 @@ class Target:
     def _first(self, plural: str, singular: str) -> Mapping[str, Any]:
         entries = self.config.get(plural) or [{}]
         return cast("Mapping[str, Any]", entries[0].get(singular) or {})
-
-    @property
-    def looks_like_production(self) -> bool:
-        """Return True if the name of context, cluster or namespace suggests production."""
-        return any(_PRODUCTION.search(name) for name in (self.context, self.cluster, self.namespace))
 
     def __str__(self) -> str:
         unverified = " (its certificate is not verified)" if self.cluster_config.get("insecure-skip-tls-verify") else ""

@@ -1,14 +1,10 @@
 """Cluster of the settings: its connection with errors as exit codes, its provider, the values of its manifests."""
 
 import contextlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from bench.records import schema
-from bench.records.atomic_files import write_atomic
 from bench.records.validation import AUTO
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT, GPU_RESOURCE
 from remote.cluster.kubeconfig import Target, resolve
@@ -17,24 +13,17 @@ from remote.cluster.namespace_client import Cluster
 from remote.cluster.settings import ClusterSection
 from remote.hosts.pods.kubectl import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
 from remote.providers import GENERIC, PROVIDERS, Provider, detect
-from tasks.cli.terminal import confirm
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
 from tasks.settings.layers import Settings
 
-LAST_FILE, MANIFESTS = "cluster.json", "manifests"
+MANIFESTS = "manifests"
 
 
 @contextlib.contextmanager
-def open_cluster(settings: Settings, *, changes: bool = False, yes: bool = False) -> Iterator[Cluster]:
-    """Print and open the cluster of the settings; its errors become task errors. `changes`: the task changes objects.
-
-    A task that changes a cluster that looks like production asks for confirmation, unless this project changed the
-    same cluster last.
-    """
+def open_cluster(settings: Settings) -> Iterator[Cluster]:
+    """Print and open the cluster of the settings; its errors become task errors."""
     target = print_target(settings)
     with translate_cluster_errors():
-        if changes:
-            confirm_production(settings, target, yes=yes)
         cluster = Cluster(target, known_provider(settings))
         try:
             yield cluster
@@ -45,12 +34,9 @@ def open_cluster(settings: Settings, *, changes: bool = False, yes: bool = False
 
 
 def print_target(settings: Settings) -> Target:
-    """Print and return the cluster of the settings, with a warning if another cluster was changed last."""
-    target, last = resolve_target(settings), _read_last_cluster(settings)
+    """Print and return the cluster of the settings."""
+    target = resolve_target(settings)
     print(f"cluster: {target}", flush=True)
-    if last and last != target_identity(target):
-        previous = f"context {last.get('context')}, namespace {last.get('namespace')}"
-        print(f"ATTENTION: another cluster or namespace than last time ({previous})", flush=True)
     return target
 
 
@@ -65,12 +51,6 @@ def resolve_target(settings: Settings) -> Target:
             namespace=section.namespace,
             provider=known_provider(settings) or GENERIC,
         )
-
-
-def record_last_cluster(results_folder: Path, target: Target) -> None:
-    """Record the cluster that was changed last. Raises OSError."""
-    results_folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(results_folder / LAST_FILE, (json.dumps(target_identity(target)) + "\n").encode())
 
 
 @contextlib.contextmanager
@@ -91,29 +71,6 @@ def translate_cluster_errors() -> Iterator[None]:
 def target_identity(target: Target) -> dict[str, str]:
     """Return the context, server and namespace of a cluster, for a record."""
     return {"context": target.context, "server": target.server, "namespace": target.namespace}
-
-
-def _read_last_cluster(settings: Settings) -> dict[str, str | None]:
-    """Return the identity of the cluster that was changed last, or an empty dict."""
-    try:
-        last = schema.parse_object((settings.results_folder / LAST_FILE).read_bytes())
-    except (OSError, ValueError):
-        return {}  # missing, or not written by us
-    return {key: last.get(key) for key in ("context", "server", "namespace")}
-
-
-def confirm_production(settings: Settings, target: Target, *, yes: bool) -> None:
-    """Ask before a cluster is changed that looks like production, unless it was changed last.
-
-    Raises ConfirmationRequired.
-    """
-    if not target.looks_like_production or yes or _read_last_cluster(settings) == target_identity(target):
-        return
-    if not confirm(f"{target.context}/{target.namespace} looks like production. Change it?"):
-        raise ConfirmationRequired(
-            f"context {target.context}, namespace {target.namespace} looks like production and was not used before",
-            remedy="pass --yes to confirm, or set cluster.context",
-        )
 
 
 def known_provider(settings: Settings) -> Provider | None:

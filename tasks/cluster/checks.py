@@ -14,7 +14,7 @@ from remote.cluster.namespace_client import CSI_DRIVER, KINDS, POD, STORAGE_CLAS
 from remote.cluster.plan import Action, ClusterPlan, Verb, is_training
 from remote.hosts.pods.host import PodsSection
 from remote.hosts.pods.kubectl import Forbidden
-from tasks.clients.target_cluster import PodPlacement, record_last_cluster
+from tasks.clients.target_cluster import PodPlacement
 from tasks.cluster.node_list import (
     capacity,
     check_capacity,
@@ -198,8 +198,7 @@ class ResultsGuard:
             return str(error)
         return None
 
-    def record_change(self, lost: list[PendingRun]) -> None:
-        """Record this cluster as the last changed one, and the runs as discarded. Raises UsageError."""
+    def record_discarded(self, lost: list[PendingRun]) -> None:
+        """Record the runs as discarded. Raises UsageError."""
         with results_write_errors(self.results_folder):
-            record_last_cluster(self.results_folder, self.cluster.target)
             discard(lost)

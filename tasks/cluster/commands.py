@@ -4,13 +4,12 @@ from dataclasses import dataclass
 
 from tasks.cli.command_result import Effect
 from tasks.cli.flags import Command, Section, number, switch, text
-from tasks.commands import DISCARD, DRY_RUN_OF_OBJECTS, PLAIN, YES
+from tasks.commands import DISCARD, DRY_RUN_OF_OBJECTS, PLAIN
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeployOptions:
     dry_run: bool = switch(DRY_RUN_OF_OBJECTS)
-    yes: bool = switch(YES)
     renew_secret: bool = switch("read the registry password again and rewrite the pull secret")
     force: bool = switch("delete Jobs that have failed or completed, and start them again")
     partial: bool = switch("deploy even if too few nodes qualify, and wait for all pods (an autoscaler may add nodes)")

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -46,18 +46,15 @@ DELETE_TIMEOUT_SEC = 180.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeployHooks:
-    """Values and callback of a task that deploys, in addition to the settings.
+class TrainingDeployment:
+    """The deployment of a training: its overlay, values for the manifests, and what to call after the last check.
 
-    `overlay` replaces that of the settings. `values` go to the manifests. `on_start` is called after the last check.
-    `wait` turns on the wait for the pods. `is_locked`: the task holds the lock of the results.
+    Its caller holds the lock of the results, and waits for the pods.
     """
 
-    overlay: str | None = None
-    values: Mapping[str, str | int] = field(default_factory=dict)
-    on_start: Callable[[], object] = lambda: None
-    wait: bool = True
-    is_locked: bool = False
+    overlay: str
+    values: Mapping[str, str | int]
+    on_accepted: Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +62,7 @@ class DeployRequest:
     """A deployment as settings, flags and the task ask for it; `advice` is printed once the pods are up."""
 
     options: DeployOptions
-    hooks: DeployHooks
+    training: TrainingDeployment | None
     placement: PodPlacement
     values: ManifestValues
     guard: ResultsGuard
@@ -81,11 +78,13 @@ def deploy_fleet(context: Context, options: DeployOptions) -> CommandResult | No
     return apply(settings, options)
 
 
-def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None = None) -> CommandResult | None:
+def apply(
+    settings: Settings, options: DeployOptions, training: TrainingDeployment | None = None
+) -> CommandResult | None:
     """Apply the settings to the cluster and wait for the pods. Returns the plan of a dry run."""
     image = resolve_image(settings)
-    with open_cluster(settings, changes=not options.dry_run, yes=options.yes) as cluster:
-        request = read_request(settings, options, hooks or DeployHooks(), image, cluster)
+    with open_cluster(settings) as cluster:
+        request = read_request(settings, options, training, image, cluster)
         desired, live = render(request.values, settings.root / MANIFESTS), cluster.live_objects()
         makes_secret = _needs_secret(request, cluster)
         applied = _try_changes(cluster, comparable(desired, live), force_conflicts=options.force_conflicts)
@@ -109,25 +108,27 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
             _print_diff(cluster, cluster_plan, force_conflicts=options.force_conflicts)
             return CommandResult(data={**_document(cluster_plan, image), "refused": refused})
         act(request, cluster, cluster_plan)
-        if jobs and request.hooks.wait:
+        if jobs and training is None:
             old_pods = not any(action.kind == "Job" for action in cluster_plan.changes)
             _wait(request, cluster, jobs, new_login=cluster_plan.makes_secret and old_pods)
     return None
 
 
 def read_request(
-    settings: Settings, options: DeployOptions, hooks: DeployHooks, image: Image, cluster: Cluster
+    settings: Settings, options: DeployOptions, training: TrainingDeployment | None, image: Image, cluster: Cluster
 ) -> DeployRequest:
     """Read what settings, flags and task ask for, with the defaults of the cluster's provider. Raises UsageError."""
     user = settings.registry.user
-    placement = place_pods(settings.cluster, cluster.provider, overlay=hooks.overlay)
+    placement = place_pods(settings.cluster, cluster.provider, overlay=None if training is None else training.overlay)
     values = manifest_values(settings, placement, image)
+    if training is not None:
+        values = replace(values, extra_settings={**values.extra_settings, **training.values})
     runs_workers = placement.overlay in ("pods", PREEMPTIBLE_OVERLAY) and not settings.connector.is_cluster
     return DeployRequest(
         options=options,
-        hooks=hooks,
+        training=training,
         placement=placement,
-        values=replace(values, extra_settings={**values.extra_settings, **hooks.values}),
+        values=values,
         guard=ResultsGuard(cluster, settings.results_folder, settings.fleet.pods, discards=options.discard_results),
         registry_user=user,
         read_password=partial(registry_password, settings, user or "", image.registry, "inv deploy"),
@@ -138,13 +139,14 @@ def read_request(
 def act(request: DeployRequest, cluster: Cluster, cluster_plan: ClusterPlan) -> None:
     """Make the changes of the plan. Raises a task's errors."""
     # Lock only if pods end: a run whose Job was deleted holds the lock and waits for this deployment.
-    needs_lock, guard = bool(cluster_plan.pod_ending_actions) and not request.hooks.is_locked, request.guard
+    needs_lock, guard = bool(cluster_plan.pod_ending_actions) and request.training is None, request.guard
     with acquire_lock(guard.results_folder, "deploy") if needs_lock else contextlib.nullcontext():
         lost = guard.check(cluster_plan)
         secret = request.read_password() if cluster_plan.makes_secret else None
-        request.hooks.on_start()
+        if request.training is not None:
+            request.training.on_accepted()
         _execute_plan(request, cluster, cluster_plan, secret)
-        guard.record_change(lost)
+        guard.record_discarded(lost)
 
 
 def _wait(request: DeployRequest, cluster: Cluster, jobs: Sequence[Object], *, new_login: bool = False) -> None:
@@ -276,7 +278,7 @@ def _titles(objects: Sequence[Object]) -> str:
 
 def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results: bool) -> CommandResult | None:
     settings = load(context)
-    with open_cluster(settings, changes=not dry_run, yes=yes) as cluster:
+    with open_cluster(settings) as cluster:
         live = [item for item in cluster.live_objects() if item["kind"] != "Namespace"]
         live += cluster.secrets()
         own = [item for item in live if is_owned(item)]
@@ -304,7 +306,7 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
             for group in (workloads, [item for item in own if item not in workloads]):
                 if group:
                     _delete(cluster, group)
-            guard.record_change(lost)
+            guard.record_discarded(lost)
         print(f"deleted {len(own)} objects")
     return None
 

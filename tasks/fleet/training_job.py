@@ -97,12 +97,12 @@ TrainingJob = HostJob | PodsJob
 
 
 @contextlib.contextmanager
-def open_job(settings: Settings, run: RunRecord, *, changes: bool = False) -> Iterator[TrainingJob]:
+def open_job(settings: Settings, run: RunRecord) -> Iterator[TrainingJob]:
     """Provide the job of a training. Errors of a cluster become task errors at the end of the block."""
     if "overlay" not in run.provenance["inputs"]["job"]:
         yield HostJob(settings, run)
         return
-    with open_cluster(settings, changes=changes) as cluster:
+    with open_cluster(settings) as cluster:
         yield PodsJob(settings, run, cluster)
 
 
@@ -266,7 +266,7 @@ def release_pod(run: RunRecord, host: Host) -> None:
 def cancel_training(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger) -> None:
     """Stop the job, and end the training as CANCELLED unless it has already ended. Raises LedgerError."""
     trial_id = run.planned[0].trial_id
-    with open_job(settings, run, changes=True) as job, translate_host_errors():
+    with open_job(settings, run) as job, translate_host_errors():
         lost = job.end()
         if lost is None:
             _sync_through_any(run, folder, ledger, job)

@@ -27,7 +27,6 @@ from remote.hosts.pods.host import PodHost
 from tasks.clients.registry import resolve_image
 from tasks.clients.target_cluster import (
     MANIFESTS,
-    confirm_production,
     manifest_values,
     place_pods,
     translate_cluster_errors,
@@ -84,7 +83,6 @@ class PodsJob:
             if _probe_error(pod) is None:
                 yield pod
                 return
-        confirm_production(self._settings, self._cluster.target, yes=False)
         with _temporary_reader(self._settings, self._cluster, self._run) as host:
             yield host
 

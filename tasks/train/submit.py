@@ -70,8 +70,8 @@ def submit(
         "run_id": run.run_id,
         "size": run.planned[0].trial.world_size,
     }
-    hooks = deploy.DeployHooks(overlay=job["overlay"], values=values, on_start=on_accepted, wait=False, is_locked=True)
-    deployed = deploy.apply(settings, options, hooks)
+    training = deploy.TrainingDeployment(overlay=job["overlay"], values=values, on_accepted=on_accepted)
+    deployed = deploy.apply(settings, options, training)
     if not options.dry_run:
         _print_submitted(run)
     return run, deployed

@@ -108,7 +108,6 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
     check_command(settings)
     deployment = DeployOptions(
         dry_run=options.dry_run,
-        yes=options.yes,
         discard_results=options.discard_results,
         plain=options.plain,
         force=True,

@@ -17,7 +17,6 @@ from remote.image.plan import model_digests
 from remote.serving import BadServer, ServerClient
 from reports.read import attempts
 from tasks.clients.registry import read_push_record
-from tasks.clients.target_cluster import LAST_FILE, _read_last_cluster
 from tasks.errors import TaskFailed
 from tasks.image.verify import parse_report
 from tasks.settings.layers import Settings
@@ -61,19 +60,12 @@ def read_push(text: str, folder: Path) -> object:
     return read_push_record(settings)
 
 
-def read_last_cluster(text: str, folder: Path) -> object:
-    settings = Settings(root=folder)
-    write(settings.results_folder / LAST_FILE, text)
-    return _read_last_cluster(settings)
-
-
 READERS: dict[Callable[[str, Path], object], Any] = {  # with the result for each document, or the error
     parse_cluster_response: Unreachable,
     parse_server_models: BadServer,
     read_ledger: LedgerError,
     read_attempts: [],
     read_push: (ValueError, OSError),
-    read_last_cluster: {},
     read_from_host: HostUnreachable,
     lambda text, _: model_digests({"qlora-fleet.models": text or "[]"}): {},
     lambda text, _: parse_report("i", text, 0): TaskFailed,

@@ -5,7 +5,6 @@ Real `inv`, kubectl and Python client. The responses of the tests' own cluster t
 
 import json
 import threading
-from pathlib import Path
 
 from tasks.cli.lock import acquire_lock
 from tests.system.cluster.conftest import DIGEST, NODES, OUR_USER, Operator
@@ -157,23 +156,6 @@ def test_a_volume_without_its_csi_driver_is_refused_before_any_change(operator: 
     finally:
         made = {"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": name}}
         operator.cluster.apply({**made, "spec": driver["spec"]})
-
-
-def test_a_production_cluster_is_changed_only_after_confirmation(operator: Operator, tmp_path: Path) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(operator.cluster.kubeconfig_text(context="oke-prod-fra"))
-    operator.inv("deploy", stdin=f"{operator.password}\n")
-    operator.set_cluster(kubeconfig=str(kubeconfig), size=1)
-    output = operator.inv("deploy", code=4)
-    assert f"ATTENTION: another cluster or namespace than last time (context {operator.cluster.context}" in output
-    assert "oke-prod-fra, namespace" in output
-    assert "--yes" in output
-    assert len(operator.objects("pods")) == 2
-    operator.inv("status")  # read-only commands need no confirmation
-    operator.inv("deploy", "--dry-run")
-    operator.inv("deploy", "--yes")
-    assert json.loads((operator.results / "cluster.json").read_text())["context"] == "oke-prod-fra"
-    operator.inv("deploy")  # now it is the previous one
 
 
 def test_the_registrys_user_name_is_checked_before_any_request(operator: Operator) -> None:

@@ -1,10 +1,11 @@
-"""A node that dies: its worker is replaced.
+"""A node that dies: its worker is replaced, and the printed commands end its pod and take the node back.
 
 The tests' cluster does as Kubernetes 1.34 and 1.36 did (tests/support/kubernetes/controllers/jobs.py).
 """
 
+import re
+import shlex
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -21,37 +22,29 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-def pods_of(operator: Operator, index: int) -> list[dict[str, Any]]:
-    return [pod for pod in operator.objects("pods") if pod["metadata"]["name"].startswith(f"bench-{index}-")]
+def phases(operator: Operator, index: int) -> dict[str, str]:
+    """Return the phase of each pod of a worker by its name, "going" for one that is being deleted."""
+    pods = [pod for pod in operator.objects("pods") if pod["metadata"]["name"].startswith(f"bench-{index}-")]
+    return {
+        pod["metadata"]["name"]: "going" if "deletionTimestamp" in pod["metadata"] else pod["status"]["phase"]
+        for pod in pods
+    }
 
 
-def lose_node_of(operator: Operator, index: int) -> tuple[str, str]:
-    """Lose the node of a worker; return the names of its pod and node once the pod is being deleted."""
-    (pod,) = pods_of(operator, index)
-    name, node = pod["metadata"]["name"], pod["spec"]["nodeName"]
-    operator.cluster.faults.lose_node(node)
-
-    def is_given_up() -> bool:
-        old = next(pod for pod in pods_of(operator, index) if pod["metadata"]["name"] == name)
-        return "deletionTimestamp" in old["metadata"]
-
-    operator.cluster.wait_until(is_given_up, f"{name} to be given up")
-    return name, node
-
-
-def has_replacement(operator: Operator, index: int, name: str) -> bool:
-    return any(
-        pod["metadata"]["name"] != name and pod.get("status", {}).get("phase") == "Running"
-        for pod in pods_of(operator, index)
-    )
-
-
-def test_the_worker_of_a_dead_node_is_replaced(deployed: Operator) -> None:
+def test_the_worker_of_a_dead_node_is_replaced_and_its_pod_ended_by_the_printed_command(deployed: Operator) -> None:
     cluster = deployed.cluster
-    name, node = lose_node_of(deployed, 0)
-    cluster.wait_until(lambda: has_replacement(deployed, 0, name), "the replacement")
-    assert name in [pod["metadata"]["name"] for pod in pods_of(deployed, 0)], "it is listed until its node returns"
-    output = deployed.inv("status")
-    assert "2 of 2 pods are up" in output
+    ((name, _),) = phases(deployed, 0).items()
+    node = next(pod["spec"]["nodeName"] for pod in deployed.objects("pods") if pod["metadata"]["name"] == name)
+    cluster.faults.lose_node(node)
+    cluster.wait_until(lambda: sorted(phases(deployed, 0).values()) == ["Running", "going"], "the replacement")
+    assert phases(deployed, 0)[name] == "going", "it is listed until its node returns"
+    assert "2 of 2 pods are up" in deployed.inv("status")
+
+    (command,) = re.findall(r"`kubectl (taint [^`]+)`", deployed.inv("nodes"))
+    assert f" {node} " in command
+    cluster.output(*shlex.split(command))
+    cluster.wait_until(lambda: name not in phases(deployed, 0), "the old pod to go")
     cluster.faults.restore_node(node)
-    cluster.wait_until(lambda: len(pods_of(deployed, 0)) == 1, "the old pod to go")
+    (command,) = re.findall(r"kubectl (taint node \S+ \S+-)", deployed.inv("nodes"))
+    cluster.output(*shlex.split(command))
+    assert "3 nodes qualify" in deployed.inv("nodes")
