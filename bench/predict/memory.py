@@ -7,9 +7,9 @@ the activations are freed); T the token positions of a micro-batch; `saved` is w
 its input if it is recomputed. A phase is a moment of peak memory: the loss over all logits, or the last layer's
 backward. `saved` follows from each recipe, in bytes per unit of the model's widths; phases were fitted.
 
-Fitted to the peaks of 60 configurations on one H200 with Mistral-7B's shape (`tests/benchmarks/_memory_grid.py`; errors
-in docs/performance.md), and corrected by others, chosen afterwards: adapters beyond attention, on a part of it, or
-without dropout, gradients of large ranks, masks over long rows. The prediction is the allocator's peak
+Fitted to the peaks of 60 configurations on one H200 with Mistral-7B's shape (`tests.benchmarks.predicted_memory`;
+docs/performance.md has the errors), and corrected by others, chosen afterwards: adapters beyond attention, on a part of
+it, or without dropout, gradients of large ranks, masks over long rows. The prediction is the allocator's peak
 (`torch.cuda.max_memory_allocated`); `device_bytes` adds what the allocator reserves beyond it and the CUDA context.
 
 Not covered: CPUs, inference, loading (whose peak is below training's), host memory, `stock` without Liger's loss (with

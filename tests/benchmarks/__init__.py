@@ -1,19 +1,17 @@
 """The numbers the project promises, measured on this machine. No timing is asserted.
 
-A benchmark is a module of this package with `main() -> list[Figure]`. Both sides of a comparison are measured in the
-same run, alternating, so that a busy machine slows both.
+A benchmark is a module of this package with `main(argv) -> list[Figure]`.
 """
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.records import Trial
-from bench.records.bootstrap import Interval, summarize
+from bench.records.bootstrap import Interval
 from tests.support.paths import ROOT
 
 
@@ -44,23 +42,6 @@ def demo_inputs(folder: Path) -> tuple[str, str]:
     made = (sys.executable, "-m", "bench", "demo", "--model", model, "--data", data)
     subprocess.run(made, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=300)
     return model, data
-
-
-def seconds(act: Callable[[], object]) -> float:
-    """Measure the wall time of a call."""
-    began = time.perf_counter()
-    act()
-    return time.perf_counter() - began
-
-
-def compare_with(pairs: Sequence[tuple[float, float]], name: str, other: str, *, of: str, goal: str) -> list[Figure]:
-    """Make two figures: our seconds with their ratio to the other's by pairs, and the other's; `of` is its name."""
-    ours, others = (summarize(list(each)) for each in zip(*pairs, strict=True))
-    ratio = summarize([mine / theirs for mine, theirs in pairs])
-    return [
-        Figure(name=name, value=spread(ours, "s"), ratio=f"{spread(ratio, 'x')} of {of}", goal=goal),
-        Figure(name=other, value=spread(others, "s")),
-    ]
 
 
 def print_figures(figures: Iterable[Figure]) -> None:

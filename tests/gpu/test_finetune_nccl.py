@@ -28,14 +28,10 @@ from tests.support import tiny_training
 from tests.support.gpu import environment, on_gpu
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.hosts.rank_pids import alive, descendant_pids, kill_trials
-from tests.support.machines.machine import Link, Machine, require
+from tests.support.machines.machine import SOCKETS_ONLY, Link, Machine, require
 from tests.support.paths import ROOT
 
 ADDRESSES = ("10.79.8.1", "10.79.8.2")
-SOCKETS_ONLY = {
-    "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_NVLS_ENABLE": "0",
-    "NCCL_NET": "Socket",
-}  # fmt: skip
 WAIT_SEC, SILENCE_SEC, SHORT_CUT_SEC = 120.0, 8, 3.0
 STEPS = 12
 # Found on PYTHONPATH by every process of a training. HELD_AFTER: no checkpoint after this step until the gate exists.

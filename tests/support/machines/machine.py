@@ -29,6 +29,10 @@ import pytest
 
 NEEDED = ("unshare", "nsenter", "setpriv", "ip", "iptables", "tini", "mkfs.ext4")
 WAIT_SEC = 60.0
+SOCKETS_ONLY = {  # NCCL's variables, so that ranks of one host exchange like those of two
+    "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_NVLS_ENABLE": "0",
+    "NCCL_NET": "Socket",
+}  # fmt: skip
 _CLONE_NEWNET = 0x40000000
 _SETUP = """
 set -e

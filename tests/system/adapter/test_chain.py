@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ import yaml
 
 from tests.support.paths import ROOT
 from tests.support.thorough import only_thorough
+from tests.system import conftest
 from tests.system.conftest import Project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), only_thorough]
@@ -44,7 +45,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def project(bare_project: Project, inputs: tuple[Path, Path]) -> Iterator[Project]:
+def project(bare_project: Project, inputs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setattr(conftest, "WAIT_SEC", 1800.0)
     settings = {
         "model": {"path": str(inputs[0])},
         "data": {"path": str(inputs[1])},
