@@ -1,5 +1,6 @@
 """Data files of every type, written from rows."""
 
+import codecs
 import csv
 import gzip
 import io
@@ -58,6 +59,8 @@ def as_zstd(content: bytes) -> bytes:
 SKIPPED_FRAME = b"\x50\x2a\x4d\x18\4\0\0\0meta"
 WRITERS: dict[str, Callable[[list[Any]], bytes | dict[str, bytes]]] = {
     "d.json": as_array,
+    "marked.jsonl": lambda rows: codecs.BOM_UTF8 + as_jsonl(rows),
+    "marked.json.gz": lambda rows: gzip.compress(codecs.BOM_UTF8 + as_array(rows)),
     "no suffix": as_array,
     "d.csv": as_csv,
     "d.jsonl.gz": lambda rows: gzip.compress(as_jsonl(rows)),

@@ -61,13 +61,6 @@ def changed_model(tmp_path: Path, tiny_model: Path):
     return make
 
 
-def test_a_quantized_model_is_rejected_with_a_remedy(rejection, changed_model, tiny_data):
-    model = changed_model(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
-    message = rejection(model=model, data=tiny_data)
-    assert message.startswith(f"{model / 'config.json'}: quantization_config: ")
-    assert "16-bit" in message.partition("; ")[2]
-
-
 def test_fewer_samples_than_a_batch_are_rejected_with_both_numbers(rejection, tmp_path):
     data = write_chats(tmp_path / "few.jsonl", 7)
     message = rejection(data=data)

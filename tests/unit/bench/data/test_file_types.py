@@ -1,7 +1,5 @@
 """Data files of every type: the same rows give the same conversations."""
 
-import codecs
-import gzip
 import hashlib
 import json
 import shlex
@@ -14,7 +12,7 @@ import pytest
 from bench.data import file_types, readers
 from bench.data.inputs import InputError
 from bench.records.training import DataOptions
-from tests.support.data_files import CHATS, HEADER, ROWS, WRITERS, as_array, as_csv, as_jsonl, as_parquet, write
+from tests.support.data_files import CHATS, HEADER, ROWS, WRITERS, as_array, as_jsonl, as_parquet, write
 
 ALPACA = [{"instruction": "add", "input": "", "output": "x"}, {"instruction": "add", "input": "1, 1", "output": "2"}]
 
@@ -27,7 +25,7 @@ def test_the_same_rows_give_the_same_conversations(name: str, rows: list[Any], t
     data = readers.read(path)
     assert [chat.digest for chat in data] == [chat.digest for chat in expected]
     assert [chat.unread_keys for chat in data] == [chat.unread_keys for chat in expected]
-    assert len({chat.line for chat in data}) == len(rows)
+    assert len({chat.place for chat in data}) == len(rows)
     stored = b"".join(part.read_bytes() for part in ([path] if path.is_file() else path.glob("*.arrow")))
     assert (data.kind, data.lines, data.bytes) == (expected.kind, len(rows), len(stored))
     assert file_types.sha256_of(path) == data.sha256
@@ -96,15 +94,6 @@ def test_of_two_formats_in_a_line_the_setting_leaves_one_out(name: str, tmp_path
         digests = [chat.digest for chat in readers.read(write(tmp_path / "x", as_jsonl(expected)))]
         assert {chat.digest for chat in data} == set(digests)
         assert {chat.unread_keys for chat in data} == {tuple(sorted(f"{column} (left out)" for column in left_out))}
-
-
-@pytest.mark.parametrize("name", ["d.jsonl", "d.json", "d.csv", "d.jsonl.gz", "d.csv.gz", "d.json.gz"])
-def test_a_byte_order_mark_is_skipped_in_every_type(name: str, tmp_path: Path) -> None:
-    whole = {"jsonl": as_jsonl(ROWS), "json": as_array(ROWS), "csv": as_csv(ROWS)}[name.split(".")[1]]
-    content = codecs.BOM_UTF8 + whole.removeprefix(codecs.BOM_UTF8)
-    data = readers.read(write(tmp_path / name, gzip.compress(content) if name.endswith(".gz") else content))
-    expected = readers.read(write(tmp_path / "x", as_jsonl(ROWS)))
-    assert [chat.digest for chat in data] == [chat.digest for chat in expected]
 
 
 @pytest.mark.parametrize("name", ["d.jsonl", "d.csv", "d.parquet"])
