@@ -335,7 +335,7 @@ def _forecast(arguments: argparse.Namespace) -> int:
     trial = dataclasses.replace(trial, **fitted.values)
     prediction = throughput.forecast(config, model.sha256, trial)
     examples, derived, data = derive(trial, arguments.cache, fitted)
-    data = dataclasses.replace(data, shown=examples.data.shown)
+    data = dataclasses.replace(data, shown=examples.data.facts.shown)
     # Counted in the order of training: packed in the file's order, the rows of an epoch may be more or fewer.
     prediction = dataclasses.replace(
         prediction,

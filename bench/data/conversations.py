@@ -23,11 +23,9 @@ from bench.data.tool_calls import CallTracker, read_calls, read_tools
 MAX_TURNS = 4096  # in a row: each answer is rendered with all turns before it
 
 
-def parse_conversation(
-    document: Mapping[str, Any], data_format: Format, *, file: str, line: int, unit: str
-) -> Conversation:
+def parse_conversation(document: Mapping[str, Any], data_format: Format, *, file: str, line: str) -> Conversation:
     """Return the conversation of a line of this format. Raises InputError, which names line and key."""
-    location = f"{file}: {unit} {line}"
+    location = f"{file}: {line}"
     unread_of_line = check_keys(location, document, data_format.known)
     is_text = data_format.is_text
     tools = () if is_text else read_tools(location, document.get("tools"))
@@ -59,7 +57,6 @@ def parse_conversation(
     return Conversation(
         file=file,
         line=line,
-        unit=unit,
         is_text=is_text,
         turns=tuple(turns),
         digest=_digest(location, turns, [tools, additions] if tools or additions else None),

@@ -12,7 +12,6 @@ is checksummed, written last and contains the sha256 of the former. A damaged or
 import hashlib
 import json
 import statistics
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,26 +53,29 @@ MAX_UNREAD_KEYS = 50  # keys with a finding of their own
 PREVIEW_COUNT = 3
 BINS = 24  # bars in the histogram of lengths of a report
 EXAMPLES_FILE, INDEX_FILE = "examples.arrow", "index.json"
-STORED_FIELDS = ("files", "findings", "left_out", "shown", "lost", "duplicates")  # fields of a Dataset in the index
 DIGEST_KEY_BYTES = 16  # the part of a digest that is compared to find equal lines
-CACHE_VERSION = 7  # part of the cache key; changes when the cache's files or the examples of the same data change
+CACHE_VERSION = 8  # part of the cache key; changes when the cache's files or the examples of the same data change
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset:
-    """Examples in the order of files and lines. `left_out` counts lines without an example.
-
-    `duplicates` counts lines that repeat another one.
-    """
+class DatasetFacts:
+    """Facts about the lines of data files. `left_out` counts lines without an example, `duplicates` repeated ones."""
 
     files: list[FileFacts]
-    training: StoredExamples
-    validation: StoredExamples
     findings: list[DataFinding]
     left_out: int
     shown: list[ConversationPreview]
     lost: LostToLength | None = None
     duplicates: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Examples in the order of files and lines, and facts about these."""
+
+    training: StoredExamples
+    validation: StoredExamples
+    facts: DatasetFacts
 
 
 def read(spec: TrainingData) -> tuple[list[DataFile], DataFile | None]:
@@ -151,11 +153,11 @@ def write_examples(
     conversations = split(spec, files, held_out, findings)
     with use_all_cores():
         while batch := list(islice(conversations, TOKENIZE_BATCH)):
-            repetitions = {(conversation.file, conversation.line): count for conversation, count in batch}
+            repetitions = {conversation.location: count for conversation, count in batch}
             without_example = set(repetitions)
             for example in builder.build(conversation for conversation, _ in batch):
-                copies = repetitions[example.file, example.line]
-                without_example.discard((example.file, example.line))
+                copies = repetitions[example.location]
+                without_example.discard(example.location)
                 examples += 1
                 example_tokens += len(example.ids)
                 writer.add(example, copies)
@@ -165,12 +167,10 @@ def write_examples(
     bad_lines.check(lines)
     findings.add_skipped(SKIPPED, bad_lines)
     _check_counts(spec, findings, len(training), len(validation))
-    return Dataset(
+    facts = DatasetFacts(
         files=[
             _facts(file, weight, tokens) for file, weight in zip(all_files, chain(spec.weights, [1.0]), strict=False)
         ],
-        training=training,
-        validation=validation,
         findings=[
             DataFinding(what=kind, count=count, places=findings.locations[kind])
             for kind, count in sorted(findings.counts.items())
@@ -180,6 +180,7 @@ def write_examples(
         lost=findings.lost(examples, example_tokens),
         duplicates=findings.counts[DUPLICATE],
     )
+    return Dataset(training=training, validation=validation, facts=facts)
 
 
 def _check_counts(spec: TrainingData, findings: DataFindings, training: int, validation: int) -> None:
@@ -213,7 +214,7 @@ def summarize(
         for row in packing.fill_rows(lengths, range(len(lengths)), row_tokens, separation)
     ]
     return DataReport(
-        files=examples.files,
+        files=examples.facts.files,
         examples=len(examples.training),
         validation_examples=len(examples.validation),
         tokens=sum(lengths),
@@ -226,13 +227,13 @@ def summarize(
         slowdown=packing.slowdown(lengths, rows, row_tokens, separation),
         lengths=counts,
         length_edges=edges,
-        left_out=examples.left_out,
-        findings=examples.findings,
+        left_out=examples.facts.left_out,
+        findings=examples.facts.findings,
         shown=[],
         was_cached=was_cached,
         seconds=seconds,
-        lost=examples.lost,
-        duplicates=examples.duplicates,
+        lost=examples.facts.lost,
+        duplicates=examples.facts.duplicates,
     )
 
 
@@ -290,14 +291,8 @@ class Index:
     """Index of `examples.arrow`: what is known of the examples as a whole."""
 
     key: str
-    byte_order: str
     examples_sha256: str
-    files: list[FileFacts]
-    findings: list[DataFinding]
-    left_out: int
-    shown: list[ConversationPreview]
-    lost: LostToLength | None
-    duplicates: int
+    facts: DatasetFacts
 
 
 def load_examples(
@@ -342,12 +337,12 @@ def load_cached(folder: Path, key: str) -> Dataset | None:
         index = read_checksummed(Index, entry / INDEX_FILE, "examples")
         with open_regular(entry / EXAMPLES_FILE) as file:
             examples = ExampleFile(file)  # the open one: that of this name may be replaced meanwhile
-        if (index.key, index.byte_order, examples.sha256()) != (key, sys.byteorder, index.examples_sha256):
+        if (index.key, examples.sha256()) != (key, index.examples_sha256):
             return None
         training, validation = examples.parts()
     except (ResultError, OSError, ValueError):
         return None
-    return Dataset(training=training, validation=validation, **{name: getattr(index, name) for name in STORED_FIELDS})
+    return Dataset(training=training, validation=validation, facts=index.facts)
 
 
 def save_cached(folder: Path, key: str, build_examples: Callable[[BinaryIO], Dataset]) -> Dataset:
@@ -358,11 +353,6 @@ def save_cached(folder: Path, key: str, build_examples: Callable[[BinaryIO], Dat
         dataset = build_examples(file)
         # The open file's: another machine may replace the one of this name at the same moment.
         digest = dataset.training.file.sha256()
-    index = Index(
-        key=key,
-        byte_order=sys.byteorder,
-        examples_sha256=digest,
-        **{name: getattr(dataset, name) for name in STORED_FIELDS},
-    )
+    index = Index(key=key, examples_sha256=digest, facts=dataset.facts)
     write_checksummed(entry / INDEX_FILE, "examples", index)
     return dataset

@@ -18,7 +18,7 @@ from bench.data.masking import Example
 BATCH_ROWS = 64
 SCHEMA = pyarrow.schema(
     [
-        *(("ids", "binary"), ("targets", "binary"), ("file", "string"), ("line", "uint64"), ("unit", "string")),
+        *(("ids", "binary"), ("targets", "binary"), ("file", "string"), ("line", "string")),
         *(("copy", "uint32"), ("length", "uint32"), ("target_count", "uint32"), ("digest", "binary")),
         ("is_held_out", "bool"),
     ]
@@ -71,7 +71,7 @@ class StoredExamples(Sequence[Example]):
         batch, row = divmod(self._rows[index], BATCH_ROWS)
         (values,) = self._reader.get_batch(batch).slice(row, 1).to_pylist()
         ids = array("I", values["ids"])
-        return Example(ids=ids, **{name: values[name] for name in ("targets", "file", "line", "unit", "copy")})
+        return Example(ids=ids, **{name: values[name] for name in ("targets", "file", "line", "copy")})
 
     def select(self, indices: Iterable[int]) -> "StoredExamples":
         """Return some of these examples."""

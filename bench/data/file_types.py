@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeAlias
 import pyarrow
 from pyarrow import parquet
 
-from bench.data.formats import DECIDING_KEYS, FORMATS, detect_kind, shorten
+from bench.data.formats import DECIDING_KEYS, FORMATS, detect_format, shorten
 from bench.data.inputs import InputError
 from bench.records import schema
 from bench.records.atomic_files import open_regular
@@ -52,7 +52,7 @@ JSON_COLUMNS = ("messages", "conversations")  # CSV has only text, so these are 
 DECODER = json.JSONDecoder(object_pairs_hook=schema.object_from_pairs)
 PLAIN_DECODER = json.JSONDecoder()
 MARK = re.compile(r"[ \t\r\n]*(.?)[ \t\r\n]*", re.DOTALL)  # a character between blanks
-KNOWN_COLUMNS = frozenset(key for data_format in FORMATS.values() for key in data_format.known)
+KNOWN_COLUMNS = frozenset(key for data_format in FORMATS for key in data_format.known)
 
 # The JSON text of a row, its object with our names of its columns, or why it cannot be used.
 Row: TypeAlias = bytes | dict[str, Any] | InputError
@@ -105,7 +105,7 @@ class ColumnNames:
     def rename_header(self, location: str, names: Sequence[str]) -> list[str]:
         """Return the renamed columns of a table. Raises InputError for columns that cannot be read."""
         renamed = self.rename(location, names)
-        detect_kind(location, dict.fromkeys(renamed))
+        detect_format(location, dict.fromkeys(renamed))
         return renamed
 
     def check_used(self, path: str) -> None:

@@ -17,7 +17,7 @@ left out of the prompt, is another training than the file describes. Other unkno
 
 import json
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -135,18 +135,6 @@ class Format:
         return (*self.keys, *self.optional)
 
 
-def index_formats(formats: Iterable[Format]) -> dict[str, Format]:
-    """Return formats by name. Raises ValueError, with its name, for a format without keys or registered twice."""
-    indexed: dict[str, Format] = {}
-    for data_format in formats:
-        if not data_format.keys:
-            raise ValueError(f"data format {data_format.name}: keys: missing")
-        if data_format.name in indexed or any(data_format.keys == other.keys for other in indexed.values()):
-            raise ValueError(f"data format {data_format.name}: its name or its keys are registered twice")
-        indexed[data_format.name] = data_format
-    return indexed
-
-
 def _pair(name: str, question: str, context: str, answer: str, rank: int = 1) -> Format:
     turns = partial(_from_pair, question=question, context=context, answer=answer)
     return Format(name, (question, answer), turns, (context, "system", "tools"), rank)
@@ -159,36 +147,36 @@ PAIRS = {
     "problem": ("solution",),
     "user": ("assistant",),
 }
-FORMATS = index_formats(
-    [
-        Format("messages", ("messages",), partial(_from_key, "messages")),
-        Format("ShareGPT", ("conversations",), partial(_from_key, "conversations")),
-        _pair("Alpaca", "instruction", "input", "output", rank=0),
-        Format("prompt and completion", ("prompt", "completion"), _from_completion),
-        *(
-            _pair(f"{question} and {answer}", question, "context", answer)
-            for question, answers in PAIRS.items()
-            for answer in answers
-        ),
-        Format("text", ("text",), _from_text, optional=(), rank=2, is_text=True),
-    ]
+FORMATS: tuple[Format, ...] = (
+    Format("messages", ("messages",), partial(_from_key, "messages")),
+    Format("ShareGPT", ("conversations",), partial(_from_key, "conversations")),
+    _pair("Alpaca", "instruction", "input", "output", rank=0),
+    Format("prompt and completion", ("prompt", "completion"), _from_completion),
+    *(
+        _pair(f"{question} and {answer}", question, "context", answer)
+        for question, answers in PAIRS.items()
+        for answer in answers
+    ),
+    Format("text", ("text",), _from_text, optional=(), rank=2, is_text=True),
 )
 
 
-def detect_kind(location: str, document: Mapping[str, Any]) -> str:
-    """Return the name of the one format whose keys are all there. Raises InputError for none or several."""
-    matches = [data_format for data_format in FORMATS.values() if all(map(document.__contains__, data_format.keys))]
+def detect_format(location: str, document: Mapping[str, Any]) -> Format:
+    """Return the one format of the lowest rank whose keys are all there. Raises InputError for none or several."""
+    matches = [data_format for data_format in FORMATS if all(map(document.__contains__, data_format.keys))]
     rank = min((data_format.rank for data_format in matches), default=0)
-    kinds = [data_format.name for data_format in matches if data_format.rank == rank]
-    if len(kinds) != 1:
-        actual = f"the keys of {' and '.join(kinds)}" if kinds else _list_keys(document)
+    matches = [data_format for data_format in matches if data_format.rank == rank]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        actual = f"the keys of {' and '.join(data_format.name for data_format in matches)}"
+        first, *others = matches
+        dropped = dict.fromkeys(key for other in others for key in other.keys if key not in first.keys)
+        remedy = f"choose one: {_command(location, dropped)} reads {first.name}"
+    else:
+        actual = _list_keys(document)
         remedy = f"correct the keys, or say which is which: {_command(location, _example(document))}"
-        if kinds:
-            first, *others = (FORMATS[kind].keys for kind in kinds)
-            dropped = dict.fromkeys(key for keys in others for key in keys if key not in first)
-            remedy = f"choose one: {_command(location, dropped)} reads {kinds[0]}"
-        raise InputError(f"{location}: expected an object with {expected_keys()}, found {actual}", remedy=remedy)
-    return kinds[0]
+    raise InputError(f"{location}: expected an object with {expected_keys()}, found {actual}", remedy=remedy)
 
 
 def _list_keys(document: Mapping[str, Any]) -> str:
@@ -214,7 +202,7 @@ def shorten(key: str) -> str:
 
 
 def expected_keys() -> str:
-    kinds = (" and ".join(each.keys) for each in FORMATS.values() if each.rank != 1)
+    kinds = (" and ".join(each.keys) for each in FORMATS if each.rank != 1)
     return f"{', or '.join(kinds)}, or a pair such as question and answer"
 
 

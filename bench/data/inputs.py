@@ -45,9 +45,9 @@ class DataFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """One line of a data file: its file and number, and its turns as (role, content).
+    """One line of a data file: its file and line, such as "line 3", and its turns as (role, content).
 
-    `unit` is what the number counts: "line", or "row" in files without lines. `digest` is the sha256 of the turns:
+    `digest` is the sha256 of the turns:
     equal for lines of any kind with the same turns. The first `prompt_turns` turns are the prompt; answers in it, and
     turns in `untrained`, which the line excludes, are not trained on.
 
@@ -56,13 +56,12 @@ class Conversation:
     """
 
     file: str
-    line: int
+    line: str
     turns: tuple[tuple[str, str], ...]
     digest: bytes
     prompt_turns: int = 0
     untrained: tuple[int, ...] = ()
     unread_keys: tuple[str, ...] = ()
-    unit: str = "line"
     tools: tuple[dict[str, Any], ...] = ()
     additions: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     is_text: bool = False
@@ -110,7 +109,7 @@ class Conversation:
 
     @property
     def location(self) -> str:
-        return f"{self.file}: {self.unit} {self.line}"
+        return f"{self.file}: {self.line}"
 
 
 def system_messages(text: str | None) -> list[dict[str, Any]]:

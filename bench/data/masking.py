@@ -40,20 +40,19 @@ IDS_ONLY = {"return_attention_mask": False, "return_token_type_ids": False}
 class Example:
     """Training example: token `ids`, and in `targets` a byte for each, 1 for a target and 0 otherwise.
 
-    The first id is never a target, as no token before it predicts it. `file` and `line` are its source, `unit` is what
-    `line` counts; `copy` numbers the repetitions of a line by its file's weight.
+    The first id is never a target, as no token before it predicts it. `file` and `line` are its conversation's; `copy`
+    numbers the repetitions of a line by its file's weight.
     """
 
     file: str
-    line: int
+    line: str
     ids: array[int]
     targets: bytes
     copy: int = 0
-    unit: str = "line"
 
     @property
     def location(self) -> str:
-        return f"{self.file}: {self.unit} {self.line}"
+        return f"{self.file}: {self.line}"
 
     @property
     def digest(self) -> bytes:
@@ -294,7 +293,7 @@ class ExampleBuilder:
 
 
 def _example(source: Conversation, ids: list[int], targets: bytes | bytearray) -> Example:
-    return Example(file=source.file, line=source.line, unit=source.unit, ids=array("I", ids), targets=bytes(targets))
+    return Example(file=source.file, line=source.line, ids=array("I", ids), targets=bytes(targets))
 
 
 def encode_prompt(

@@ -18,7 +18,7 @@ from typing import Any
 from bench.data import file_types
 from bench.data.conversations import parse_conversation
 from bench.data.file_types import ColumnNames, DataRows, Row, parse_json
-from bench.data.formats import FORMATS, detect_kind
+from bench.data.formats import detect_format
 from bench.data.inputs import Conversation, DataFacts, InputError
 from bench.records import schema
 from bench.records.training import DEFAULT_DATA_OPTIONS, MAX_SKIPPED_SHARE, DataOptions
@@ -140,17 +140,18 @@ class DataFile:
         """Return the kind of a row, which must be `expected_kind` if there is one, and its conversation."""
         if isinstance(row, InputError):
             raise row
-        location = f"{rows.path}: {rows.unit} {number}"
+        line = f"{rows.unit} {number}"
+        location = f"{rows.path}: {line}"
         if isinstance(row, bytes):
             document = _parse_object(location, row)
             row = dict(zip(self._names.rename(location, list(document)), document.values(), strict=True))
-        kind = detect_kind(location, row)
-        if expected_kind and kind != expected_kind:
+        data_format = detect_format(location, row)
+        if expected_kind not in ("", data_format.name):
             raise InputError(
-                f"{location}: has the keys of {kind}, earlier ones those of {expected_kind}",
+                f"{location}: has the keys of {data_format.name}, earlier ones those of {expected_kind}",
                 remedy="use one kind per file",
             )
-        return kind, parse_conversation(row, FORMATS[kind], file=str(rows.path), line=number, unit=rows.unit)
+        return data_format.name, parse_conversation(row, data_format, file=str(rows.path), line=line)
 
 
 def read(

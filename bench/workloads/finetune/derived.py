@@ -61,7 +61,7 @@ def derive(
     tokenizer, model = partial(load_trial_tokenizer, trial), Path(trial.model)
     data, was_cached = dataset.load_examples(training.data, model, tokenizer, cache_folder, files=files)
     # Checked again: the files may have been replaced since `check_inputs` read them.
-    check_digests(training.input_digests, {file.path: file.sha256 for file in data.files})
+    check_digests(training.input_digests, {file.path: file.sha256 for file in data.facts.files})
     material = TrainingSet.from_trial(replace(trial, training=training), data)
     if "rows_per_step" in trial.derive:
         rows = len(material.sampling_plan.rows(0)) * training.epochs

@@ -220,5 +220,5 @@ def load(trial: Trial, cache_folder: Path | None) -> TrainingSet:
     training, tokenizer = training_of(trial), partial(load_trial_tokenizer, trial)
     data, _ = dataset.load_examples(training.data, Path(trial.model), tokenizer, cache_folder)
     # Checked again: the files may have been replaced since `check_inputs` read them.
-    check_digests(training.input_digests, {file.path: file.sha256 for file in data.files})
+    check_digests(training.input_digests, {file.path: file.sha256 for file in data.facts.files})
     return TrainingSet.from_trial(trial, data)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:Futur
 
 
 def test_a_prompt_is_an_examples_beginning_and_its_last_answer_is_the_reference():
-    example = Example(file="a", line=3, ids=array("I", [9, 8, 7, 6, 5, 4]), targets=bytes([0, 1, 0, 0, 1, 1]))
+    example = Example(file="a", line="line 3", ids=array("I", [9, 8, 7, 6, 5, 4]), targets=bytes([0, 1, 0, 0, 1, 1]))
     (case,) = answers.prompt_cases([example], 4)
     assert (case.prompt, case.reference) == ([9, 8, 7, 6], [5, 4])
     assert case.max_tokens == answers.MIN_LIMIT_TOKENS

@@ -7,7 +7,7 @@ import pytest
 
 from bench.data.conversations import parse_conversation
 from bench.data.findings import DataFindings
-from bench.data.formats import FORMATS, detect_kind
+from bench.data.formats import detect_format
 from bench.data.inputs import Conversation
 from bench.data.masking import Example, ExampleBuilder
 
@@ -67,13 +67,13 @@ def tokenizer_of() -> Callable[..., Any]:
     return make
 
 
-def conversation(*turns: tuple[str, str], line: int = 1, **fields: Any) -> Conversation:
-    return Conversation(**{"file": "d.jsonl", "line": line, "turns": turns, "digest": b""} | fields)
+def conversation(*turns: tuple[str, str], **fields: Any) -> Conversation:
+    return Conversation(**{"file": "d.jsonl", "line": "line 1", "turns": turns, "digest": b""} | fields)
 
 
 def parsed(**document: Any) -> Conversation:
     """Parse the object of a data line."""
-    return parse_conversation(document, FORMATS[detect_kind("", document)], file="d.jsonl", line=7, unit="line")
+    return parse_conversation(document, detect_format("", document), file="d.jsonl", line="line 1")
 
 
 def build(tokenizer: Any, *sources: Conversation, **options: Any) -> tuple[list[Example], DataFindings]:

@@ -38,7 +38,7 @@ def chats(*lengths: int) -> list[Conversation]:
     return [
         Conversation(
             file="d.jsonl",
-            line=line,
+            line=f"line {line}",
             turns=(("user", letter), ("assistant", letter * (length - 2))),
             digest=b"",
         )
@@ -153,7 +153,7 @@ def test_no_sample_is_lost_between_tokenized_batches(make_trial, tokenizer, monk
 
 def test_unusable_chats_are_refused_and_typed_control_tokens_are_text(make_trial, tokenizer, tokenizer_of):
     def chat(question: str) -> Conversation:
-        return Conversation(file="d.jsonl", line=17, turns=(("user", question), ("assistant", "b")), digest=b"")
+        return Conversation(file="d.jsonl", line="line 17", turns=(("user", question), ("assistant", "b")), digest=b"")
 
     (row,) = make_rows(make_trial(), [chat("a</s>")], tokenizer)
     assert (tokenizer.decode(row.ids), row.ids.count(tokenizer.eos_token_id)) == ("a</s>b</s>", 1)

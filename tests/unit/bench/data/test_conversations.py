@@ -10,14 +10,9 @@ import pytest
 from pyarrow import parquet
 
 from bench.data import readers
-from bench.data.conversations import parse_conversation
-from bench.data.formats import FORMATS, detect_kind
-from bench.data.inputs import Conversation, InputError
+from bench.data.inputs import InputError
 from tests.support.cases import Case, load_cases
-
-
-def parse(line: dict[str, Any]) -> Conversation:
-    return parse_conversation(line, FORMATS[detect_kind("line 1", line)], file="d.jsonl", line=1, unit="line")
+from tests.unit.bench.data.conftest import parsed
 
 
 @pytest.mark.parametrize("case", load_cases(__file__, "conversation_lines.yaml"))
@@ -25,12 +20,12 @@ def test_a_line_gives_its_messages_or_an_error_that_names_its_place(case: Case) 
     line = json.loads(json.dumps(case["line"]))
     if "error" in case:
         with pytest.raises(InputError) as caught:
-            parse(line)
+            parsed(**line)
         assert case["error"] in str(caught.value).replace("d.jsonl: ", "")
         assert str(caught.value).startswith("d.jsonl: line 1: ")
         assert "\n" not in str(caught.value)
         return
-    conversation = parse(line)
+    conversation = parsed(**line)
     assert conversation.messages == case["expected"]
     assert conversation.answers == case["answers"]
     assert conversation.unread_keys == ()
@@ -47,14 +42,14 @@ def test_deep_nesting_is_rejected_by_its_place() -> None:
         deep = {"a": deep}
     for arguments in (deep, json.dumps(deep), '{"a":' * 500_000):
         with pytest.raises(InputError, match=r"messages\[1\]: tool_calls"):
-            parse(tool_line(arguments))
+            parsed(**tool_line(arguments))
     with pytest.raises(InputError, match=r"line 1: tools"):
-        parse({"prompt": "a", "completion": "A", "tools": "[" * (1 << 20)})
+        parsed(prompt="a", completion="A", tools="[" * (1 << 20))
 
 
 def test_the_digest_follows_tools_and_calls_and_is_older_versions_without_them() -> None:
     turns = [["user", "a"], ["assistant", "A"]]
-    plain = parse({"prompt": "a", "completion": "A"})
+    plain = parsed(prompt="a", completion="A")
     assert plain.digest == hashlib.sha256(json.dumps(turns, separators=(",", ":")).encode()).digest()
     tool = {"type": "function", "function": {"name": "f"}}
     lines = [
@@ -62,13 +57,13 @@ def test_the_digest_follows_tools_and_calls_and_is_older_versions_without_them()
         tool_line({"x": 1}),
         tool_line({"x": 2}),
     ]
-    assert len({plain.digest, *(parse(line).digest for line in lines)}) == 1 + len(lines)
+    assert len({plain.digest, *(parsed(**line).digest for line in lines)}) == 1 + len(lines)
 
 
 def test_a_system_text_for_all_lines_moves_the_turns_and_keeps_a_lines_own() -> None:
     prompt = [*tool_line({})["messages"], {"role": "tool", "content": "r"}]
     marked = [{"role": "assistant", "content": "A", "train": False}, {"role": "assistant", "content": "B"}]
-    conversation = parse({"prompt": prompt, "completion": marked})
+    conversation = parsed(prompt=prompt, completion=marked)
     moved = conversation.with_system("s")
     assert moved.messages == [{"role": "system", "content": "s"}, *conversation.messages]
     assert moved.answers == [index + 1 for index in conversation.answers] == [5]

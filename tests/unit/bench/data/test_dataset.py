@@ -36,11 +36,11 @@ def build(tokenizer_of: Callable[..., Any]) -> Callable[[TrainingData], dataset.
 
 
 def lines(examples: Sequence[masking.Example]) -> list[tuple[str, int]]:
-    return [(Path(example.file).name, example.line) for example in examples]
+    return [(Path(example.file).name, int(example.line.removeprefix("line "))) for example in examples]
 
 
 def count(data: dataset.Dataset, kind: str) -> int:
-    return sum(finding.count for finding in data.findings if finding.what == kind)
+    return sum(finding.count for finding in data.facts.findings if finding.what == kind)
 
 
 def test_added_lines_move_no_line_between_training_and_validation(tmp_path: Path, build) -> None:
@@ -89,9 +89,9 @@ def test_lines_without_an_example_and_what_is_lost_are_counted_without_weights(t
     path.write_text("".join(f'{{"prompt": "{word}?", "completion": "{word * 300}"}}\n' for word in ("", "a")))
     path.write_text(path.read_text() + '{"prompt": "b?", "completion": "B."}\n')
     data = build(spec_of(str(path), weights=[3.0]))
-    assert (len(data.training), data.left_out) == (3, 2)
-    assert data.lost is not None
-    assert (data.lost.rows, data.lost.all_rows) == (1, 2)
+    assert (len(data.training), data.facts.left_out) == (3, 2)
+    assert data.facts.lost is not None
+    assert (data.facts.lost.rows, data.facts.lost.all_rows) == (1, 2)
 
 
 def test_a_length_is_counted_up_to_its_own_edge(tmp_path: Path, build) -> None:
@@ -113,11 +113,11 @@ def test_a_line_that_the_template_rejects_is_listed_or_skipped(tmp_path: Path, b
     with pytest.raises(InputError, match=r"2 lines .*line 1, 101: "):
         build(spec_of(str(path)))
     data = build(spec_of(str(path), bad_lines="skip"))
-    assert (len(data.training), data.left_out, count(data, findings.SKIPPED)) == (200, 2, 2)
-    (skipped,) = [finding for finding in data.findings if finding.what == findings.SKIPPED]
+    assert (len(data.training), data.facts.left_out, count(data, findings.SKIPPED)) == (200, 2, 2)
+    (skipped,) = [finding for finding in data.facts.findings if finding.what == findings.SKIPPED]
     assert [location.split(": ")[1] for location in skipped.places] == ["line 1", "line 101"]
     path.write_text("\n".join(["{", bad, *good]))
-    assert build(spec_of(str(path), bad_lines="skip")).left_out == 2
+    assert build(spec_of(str(path), bad_lines="skip")).facts.left_out == 2
     path.write_text("\n".join(["{", bad, bad, *good]))
     with pytest.raises(InputError, match=r"\.bad_lines"):
         build(spec_of(str(path), bad_lines="skip"))
@@ -130,7 +130,7 @@ def test_keys_that_are_not_read_are_findings(tmp_path: Path, build) -> None:
     assert count(data, dataset.UNREAD_KEY.format("id")) == 200
     assert count(data, dataset.UNREAD_KEY.format("k1")) == 1
     assert count(data, dataset.OTHER_UNREAD_KEYS) == 100 - dataset.MAX_UNREAD_KEYS + 1
-    assert len(data.findings) == dataset.MAX_UNREAD_KEYS + 1
+    assert len(data.facts.findings) == dataset.MAX_UNREAD_KEYS + 1
 
 
 def test_a_file_without_answers_is_rejected_for_that_and_not_for_its_repeated_lines(tmp_path: Path, build) -> None:
@@ -153,8 +153,8 @@ def test_invalid_settings_are_rejected_by_field(case: Case) -> None:
 
 
 def are_equal(first: dataset.Dataset, other: dataset.Dataset) -> bool:
-    return (list(first.training), list(first.validation), first.findings, first.files, first.left_out) == (
-        list(other.training), list(other.validation), other.findings, other.files, other.left_out,
+    return (list(first.training), list(first.validation), first.facts) == (
+        list(other.training), list(other.validation), other.facts,
     )  # fmt: skip
 
 
@@ -209,7 +209,7 @@ def test_the_report_counts_what_trains_and_shows_it(
     def report(tokenizer: Callable[[], Any]) -> DataReport:
         examples, was_cached = dataset.load_examples(spec, model_folder, tokenizer, tmp_path / "cache")
         made = dataset.summarize(spec, examples, 100, Separation(), was_cached=was_cached, seconds=0.0)
-        return dataclasses.replace(made, shown=examples.shown)
+        return dataclasses.replace(made, shown=examples.facts.shown)
 
     without_a_tokenizer = partial(pytest.fail, "cached examples need no tokenizer")
     reports = [report(lambda: tokenizer_of("chatml")), report(without_a_tokenizer)]

@@ -25,7 +25,7 @@ def test_the_same_rows_give_the_same_conversations(name: str, rows: list[Any], t
     data = readers.read(path)
     assert [chat.digest for chat in data] == [chat.digest for chat in expected]
     assert [chat.unread_keys for chat in data] == [chat.unread_keys for chat in expected]
-    assert len({chat.place for chat in data}) == len(rows)
+    assert len({chat.line for chat in data}) == len(rows)
     stored = b"".join(part.read_bytes() for part in ([path] if path.is_file() else path.glob("*.arrow")))
     assert (data.kind, data.lines, data.bytes) == (expected.kind, len(rows), len(stored))
     assert file_types.sha256_of(path) == data.sha256

@@ -121,7 +121,7 @@ def test_a_thought_is_written_in_the_templates_own_form(name: str, tokenizer_of:
 @pytest.mark.parametrize("name", ["llama3_1", "gemma4", "deepseek_r1_distill"])  # gemma4 writes those of calls only
 def test_a_thought_that_the_template_does_not_write_is_refused(name: str, tokenizer_of: Callable[..., Any]) -> None:
     turns = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "A.", "thinking": "hm"}]
-    with pytest.raises(InputError, match="line 7: turn 2: reasoning_content: "):
+    with pytest.raises(InputError, match="line 1: turn 2: reasoning_content: "):
         build(tokenizer_of(template_text(f"{TRL}/{name}.jinja")), parsed(messages=turns))
 
 

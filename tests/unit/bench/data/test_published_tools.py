@@ -217,7 +217,7 @@ def test_a_template_that_does_not_write_tools_or_calls_refuses_the_line(
     tokenizer = (
         tokenizer_with(template, tokenizer_of) if is_file else tokenizer_of(WITH_TOOLS.replace("CALL", template))
     )
-    with pytest.raises(InputError, match=rf"^d\.jsonl: line 7: {reason}.*; "):
+    with pytest.raises(InputError, match=rf"^d\.jsonl: line 1: {reason}.*; "):
         build(tokenizer, parsed(messages=turns, tools=tools))
 
 

@@ -1,6 +1,5 @@
 """Supported kinds of data files, and the one-line error for any other content."""
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -43,7 +42,7 @@ def write(path: Path, *lines: object) -> Path:
 def test_each_kind_is_recognised_by_its_keys_and_gives_equal_turns(kind: str, tmp_path: Path) -> None:
     data = readers.read(write(tmp_path / "d.jsonl", SAME_TURNS[kind], "", SAME_TURNS[kind]))
     assert data.kind == kind
-    assert [(conversation.line, conversation.turns) for conversation in data] == [(1, TURNS), (3, TURNS)]
+    assert [(chat.line, chat.turns) for chat in data] == [("line 1", TURNS), ("line 3", TURNS)]
     messages = readers.read(write(tmp_path / "m.jsonl", SAME_TURNS["messages"]))
     assert next(iter(data)).digest == next(iter(messages)).digest
 
@@ -145,7 +144,7 @@ NO_ANSWER = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assis
 def test_a_benchmark_skips_chats_without_an_answer(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", NO_ANSWER, "", SAME_TURNS["messages"], SAME_TURNS["messages"] | {"id": 7})
     facts, conversations = readers.read_data(path)
-    assert (facts.samples, facts.skipped, [conversation.line for conversation in conversations]) == (2, 1, [3, 4])
+    assert (facts.samples, facts.skipped, [chat.line for chat in conversations]) == (2, 1, ["line 3", "line 4"])
     assert [conversation.turns for conversation in conversations] == [TURNS, TURNS]
     assert facts.sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == file_types.sha256_of(path)
     with pytest.raises(InputError, match=r"none of 3 "):
@@ -171,7 +170,7 @@ def test_a_registered_format_is_read_by_trainings_and_benchmarks(
     path = write(tmp_path / "d.jsonl", {"dialogue": "2 + 2?\n4"})
     with pytest.raises(InputError):
         readers.read(path)
-    monkeypatch.setitem(formats.FORMATS, TWO_LINES.name, TWO_LINES)
+    monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, TWO_LINES))
     assert readers.read(path).kind == "two lines"
     assert next(iter(readers.read(path))).turns == readers.read_data(path)[1][0].turns == TURNS
     spec = TrainingData(files=[str(path)], weights=[1.0], max_seq_len=64)
@@ -180,19 +179,10 @@ def test_a_registered_format_is_read_by_trainings_and_benchmarks(
     assert example.ids.tolist() == row.ids
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"name": "Alpaca"}, "Alpaca: .*twice"),
-        ({"keys": ("messages",)}, "two lines: .*twice"),
-        ({"keys": ()}, "two lines: keys"),
-    ],
-)
-def test_a_format_without_keys_or_registered_twice_is_an_error_with_its_name(
-    changes: dict[str, Any], expected: str
-) -> None:
-    with pytest.raises(ValueError, match=expected):
-        formats.index_formats([*formats.FORMATS.values(), dataclasses.replace(TWO_LINES, **changes)])
+def test_each_format_has_keys_and_a_name_of_its_own() -> None:
+    assert all(each.keys for each in formats.FORMATS)
+    for values in ({each.name for each in formats.FORMATS}, {each.keys for each in formats.FORMATS}):
+        assert len(values) == len(formats.FORMATS)
 
 
 def test_a_benchmark_holds_a_part_of_much_data_chosen_by_content(
@@ -203,5 +193,5 @@ def test_a_benchmark_holds_a_part_of_much_data_chosen_by_content(
     monkeypatch.setattr(readers, "MAX_SAMPLES", 20)
     (_, part), (_, moved) = (readers.read_data(write(tmp_path / "d.jsonl", *rows)) for rows in (lines, lines[::-1]))
     assert (facts.samples, len(part)) == (60, 20)
-    assert part == sorted(sorted(whole, key=lambda chat: chat.digest)[:20], key=lambda chat: chat.line)
+    assert part == sorted(sorted(whole, key=lambda chat: chat.digest)[:20], key=whole.index)
     assert {chat.digest for chat in part} == {chat.digest for chat in moved}
