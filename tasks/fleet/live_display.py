@@ -1,7 +1,7 @@
-"""Live display of a run: a table on a terminal, plain lines elsewhere.
+"""Live display of a run: lines about what happened, and what runs now, which a terminal shows all the time.
 
 Events come from many threads and may hold any text that a host has sent, so their text is escaped and never parsed as
-markup. Plain lines are few: a trial's start, its phases, its end, and after half a minute of silence what is running.
+markup. Elsewhere a trial's start and its phases are lines, too, and after half a minute of silence what is running.
 
 Displayed rates are momentary; the report has the measured ones.
 """
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Self
 
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
 from bench.records.run import PlannedTrial, Progress
@@ -22,8 +21,7 @@ from remote.fleet.events import EventType, FleetEvent
 from reports import formatting
 from tasks.cli.waiting import View
 
-BAR_WIDTH = 8
-LINES_AROUND_TABLE = 5  # blank line, run, column titles, "+ n more", the cursor's line
+LINES_AROUND_WORKERS = 4  # blank line, run, "+ n more", the cursor's line
 UNKNOWN, NO_LOGIN = "-", "no login"
 
 
@@ -90,14 +88,31 @@ class FleetView(View):
     def pulse(self) -> None:
         """Print what each busy worker does."""
         with self._lock:
-            lines = [self._progress_line(row) for row in self._rows.values() if row.trial_id is not None]
+            lines = [self._progress_line(row) for row in self._busy_rows()]
         for line in lines or [self.summary()]:
             self._print(line)
 
     def render(self) -> Group:
-        """Return the current header and table, cut to the console's height."""
+        """Return the run's state and what each busy worker does, cut to the console's size."""
         with self._lock:
-            return Group("", self.summary(), self._table())
+            busy, max_rows = self._busy_rows(), max(1, self._console.height - LINES_AROUND_WORKERS)
+            lines = [self.summary(), *map(self._worker_line, busy[:max_rows])]
+        if len(busy) > max_rows:
+            lines.append(self._escaped(f"+ {len(busy) - max_rows} more", "dim"))
+        for line in lines:
+            line.truncate(self._console.width, overflow="ellipsis")
+        return Group("", *lines)
+
+    def _busy_rows(self) -> list[WorkerRow]:
+        return [row for row in self._rows.values() if row.trial_id is not None]
+
+    def _worker_line(self, row: WorkerRow) -> Text:
+        """Return what a busy worker does, with the time since the trial's start and the expected one."""
+        expected = self._expected_sec.get(row.trial_id or "")
+        of = "" if expected is None else f" of about {formatting.clock(expected)}"
+        attempt = f" (attempt {row.attempt})" if row.attempt > 1 else ""
+        elapsed = formatting.clock(self._clock() - row.since)
+        return self._escaped(f"{self._name(row, row.trial_id)}{attempt}: {_progress_text(row)}, {elapsed}{of}")
 
     def _apply(self, event: FleetEvent) -> Text | None:
         row = self._rows.setdefault(event.worker, WorkerRow(worker=event.worker))
@@ -120,7 +135,6 @@ class FleetView(View):
                 return self._on_end(row, event)
             case EventType.WORKER_LOST:
                 self._release(row)
-                row.phase = "lost"
                 reason = event.reason or "no answer"
                 named = reason.partition(":")[0]  # another worker if this one leads a gang, and is not lost itself
                 is_leader = named != row.worker and named in self._rows
@@ -132,12 +146,10 @@ class FleetView(View):
                 return self._on_login_needed(row, event)
             case EventType.WORKER_BUSY:
                 self._release(row)
-                row.phase = "waiting"
                 return self._event_line(row, f"waiting: {event.reason or 'another run'}", "yellow", event)
             case EventType.WORKER_DIAGNOSED:
                 return self._event_line(row, f"still waiting: {event.reason or 'no answer'}", "yellow", event)
             case EventType.WORKER_FAULTY:
-                row.phase = "GPU fault"
                 return self._event_line(row, f"GPU fault: {event.reason}", "red", event)
             case EventType.WORKER_BACK:
                 previous_phase, row.phase = row.phase, "idle"
@@ -163,11 +175,7 @@ class FleetView(View):
         return self._progress_line(row) if self._is_plain and is_new_phase else None
 
     def _progress_line(self, row: WorkerRow) -> Text:
-        text, progress = row.phase, row.progress
-        if progress is not None:
-            text += f" {progress.step}/{progress.steps}" if progress.step > 0 else ""
-            text += f", {number(progress.samples_per_sec)} samples/s" if progress.samples_per_sec is not None else ""
-        return self._event_line(row, text)
+        return self._event_line(row, _progress_text(row))
 
     def _on_end(self, row: WorkerRow, event: FleetEvent) -> Text | None:
         end = event.status
@@ -208,51 +216,6 @@ class FleetView(View):
             parts.append(f"about {formatting.clock(remaining)} left")
         return self._escaped((" · " if self._is_unicode() else " | ").join(parts), "bold red" if failed else "bold")
 
-    def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-        table.add_column("worker", no_wrap=True, overflow="ellipsis", max_width=14)
-        table.add_column("trial", no_wrap=True, overflow="ellipsis", ratio=1, min_width=8)
-        table.add_column("phase", no_wrap=True, width=8)
-        table.add_column("step", no_wrap=True, width=BAR_WIDTH + 8)
-        for title in ("samples/s", "elapsed", "left"):
-            table.add_column(title, no_wrap=True, justify="right")
-        max_rows = max(1, self._console.height - LINES_AROUND_TABLE)
-        rows = list(self._rows.values())
-        if len(rows) > max_rows:  # show busy workers first; otherwise keep the order
-            rows.sort(key=lambda row: row.trial_id is None)
-        for row in rows[:max_rows]:
-            style = "red" if row.phase == "lost" else "dim" if row.trial_id is None else ""
-            table.add_row(*(self._escaped(cell, style) for cell in self._cells(row)))
-        if len(rows) > max_rows:
-            busy = sum(row.trial_id is not None for row in rows[max_rows:])
-            table.add_row(self._escaped(f"+ {len(rows) - max_rows} more", "dim"), self._escaped(f"{busy} busy", "dim"))
-        return table
-
-    def _cells(self, row: WorkerRow) -> list[str]:
-        cells = [row.worker, UNKNOWN, row.phase, "", UNKNOWN, UNKNOWN, UNKNOWN]
-        if row.trial_id is None:
-            return cells
-        elapsed = self._clock() - row.since
-        expected = self._expected_sec.get(row.trial_id)
-        cells[1] = self._short_trial_id(row.trial_id) + (f" (attempt {row.attempt})" if row.attempt > 1 else "")
-        if row.progress is not None:
-            cells[3] = self._bar(row.progress.step, row.progress.steps)
-            cells[4] = number(row.progress.samples_per_sec)
-        cells[5] = formatting.clock(elapsed)
-        if expected is not None:
-            # If late, show by how much: a constant zero would look like a hang.
-            cells[6] = (
-                formatting.clock(expected - elapsed)
-                if elapsed <= expected
-                else f"+{formatting.clock(elapsed - expected)}"
-            )
-        return cells
-
-    def _bar(self, step: int, steps: int) -> str:
-        filled_char, empty_char = ("━", "╌") if self._is_unicode() else ("#", ".")
-        filled = round(BAR_WIDTH * max(0, min(step, steps)) / steps) if steps > 0 else 0
-        return f"{filled_char * filled}{empty_char * (BAR_WIDTH - filled)} {step}/{steps}"
-
     def _remaining_sec(self) -> float | None:
         """Estimate the run's remaining time from the trials' expected times; None if one of these is unknown."""
         running = {row.trial_id: row for row in self._rows.values() if row.trial_id is not None}
@@ -265,18 +228,28 @@ class FleetView(View):
                 left.append((trial.worker, expected))
         return busiest_sec(left)
 
-    def _short_trial_id(self, trial_id: str) -> str:
-        # The id contains the worker's name, which the row already shows.
+    def _name(self, row: WorkerRow, trial_id: str | None) -> str:
+        """Return worker and trial, whose id contains the worker's name, too."""
+        if trial_id is None:
+            return row.worker
         planned = self._planned.get(trial_id)
-        return trial_id if planned is None else trial_id.replace(f".{planned.worker}", "", 1)
+        short = trial_id if planned is None else trial_id.replace(f".{planned.worker}", "", 1)
+        return f"{row.worker} {short}"
 
     def _event_line(self, row: WorkerRow, text: str, style: str = "", event: FleetEvent | None = None) -> Text:
         trial_id = row.trial_id or (event.trial_id if event is not None else None)
-        name = f" {self._short_trial_id(trial_id)}" if trial_id is not None else ""
-        return self._with_time(self._escaped(f"{row.worker}{name}: "), self._escaped(text, style))
+        return self._with_time(self._escaped(f"{self._name(row, trial_id)}: "), self._escaped(text, style))
 
     def _is_unicode(self) -> bool:
         return self._console.encoding.startswith("utf")
+
+
+def _progress_text(row: WorkerRow) -> str:
+    text, progress = row.phase, row.progress
+    if progress is not None:
+        text += f" {progress.step}/{progress.steps}" if progress.step > 0 else ""
+        text += f", {number(progress.samples_per_sec)} samples/s" if progress.samples_per_sec is not None else ""
+    return text
 
 
 def busiest_sec(trials: Iterable[tuple[str, float | None]]) -> float | None:
