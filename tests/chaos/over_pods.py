@@ -60,7 +60,7 @@ class PodsTarget:
             return ("collect", "--all") if chooser.random() < 0.5 else ("collect",)
         if runs and chooser.random() < 0.5:
             return ("bench", "--resume")
-        return ("bench", "--quick", f"--repeats={chooser.randrange(1, 4)}")
+        return ("bench", "--quick", "--only=baseline", f"--repeats={chooser.randrange(1, 4)}")
 
     def start(self, command: Sequence[str], out: Path, err: Path) -> subprocess.Popen[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")}
@@ -100,7 +100,7 @@ class PodsTarget:
             at_last("deploy")  # an interrupted deployment may have left no Job
         self.pods.wait_ready()
         if not any(self._runs()):  # nothing began in pods that cannot run anything
-            at_last("bench", "--quick")
+            at_last("bench", "--quick", "--only=baseline")
         for run in self._runs():
             ledger = Ledger(run / LEDGER_FILE)
             if any(map(ledger.needs_work, ledger.entries)):

@@ -70,8 +70,8 @@ ENDS: dict[str, tuple[str, int, str | None]] = {
 
 
 def test_only_transient_failures_are_retried(local: LocalFleet) -> None:
-    local.plan(*ENDS, workers=1)
-    local.fleet(local.hosts(1)).run()
+    local.plan(*ENDS, workers=4)
+    local.fleet(local.hosts(4)).run()
     statuses, reasons = local.statuses(), local.reasons()
     for name, (end, attempts, token) in ENDS.items():
         assert statuses[name] == end

@@ -11,7 +11,7 @@ import pytest
 
 from remote.cluster.labels import OWNER, OWNER_LABEL, PART_OF_LABEL
 from tests.support import inv_pods
-from tests.support.hosts.fake_worker_training import install_fake_training
+from tests.support.hosts.fake_worker_training import hold_file, install_fake_training
 from tests.support.kubernetes import Cluster
 from tests.support.thorough import only_thorough
 
@@ -39,12 +39,15 @@ def assert_each_rank_measured(project, ranks: int) -> None:
     assert {("step_time_sec", rank) for rank in range(ranks)} <= measured
 
 
-def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, cluster: Cluster) -> None:
-    first = pods.start("bench", "--quick", "--only=baseline", INVOKE_BENCH_MEASURED_STEPS="500")  # 10 s
+def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, cluster: Cluster, workspace: Path) -> None:
+    hold = hold_file(workspace)
+    hold.touch()
+    first = pods.start("bench", "--quick", "--only=baseline")
     started = pods.wait_until(lambda: len(pods.events("started")) == 2 and pods.events("started"), "two trials")
     pods.kill(first)
     victim, other = started
     cluster.faults.delete_pod(inv_pods.pod_of(cluster, victim["worker"]), grace=0)
+    hold.unlink()
 
     pods.inv("bench", "--resume")
     assert set(pods.statuses().values()) == {"SUCCEEDED"}
