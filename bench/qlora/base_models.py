@@ -242,11 +242,3 @@ class Skeleton:
         except NotImplementedError:  # such as of experts in MXFP4
             return dict(tensors)
         return reverted if reverted.keys() == set(group.sources) else dict(tensors)
-
-
-def quantized_names(stack: Stack, folder: Path) -> set[str]:
-    """Return the tensors of weights files that become NF4 as the base is loaded."""
-    skeleton = Skeleton(stack, folder, nf4=True)
-    tensors = read_base(skeleton.model).tensors
-    kept = (group for group in skeleton.groups() if group.target is not None and tensors[group.target].kind == NF4)
-    return {name for group in kept for name in group.sources}

@@ -1,4 +1,4 @@
-"""Figure 04, model loading: time from files to a model on the device, its parts, and the model's memory."""
+"""Figure 04, model loading: time from files to a model on the device, and the model's memory."""
 
 from reports import formatting
 from reports.figures.drawing import row_chart
@@ -15,9 +15,6 @@ _PRECISIONS = {"nf4": "4 bit (NF4)", "bf16": "16 bit (bf16)"}
 _TIMES = (
     ("first_load_time_sec", "first load, cache as found", OTHER_TONE),
     ("load_time_sec", "load, cached", OTHER_TONE),
-    ("read_time_sec", "reading the files, cached", BASELINE_TONE),
-    ("move_time_sec", "moving to the device", BASELINE_TONE),
-    ("quantize_time_sec", "quantizing", BASELINE_TONE),
 )
 _MEMORY = (
     ("device_memory_bytes", "after loading", OTHER_TONE),
@@ -66,10 +63,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
                 panels=(Panel(title="Device memory, GB", marks=tuple(each for _, each in memory)),),
             ),
         ),
-        caption=(
-            "Blue is a whole load, grey its parts, each measured separately. A part nearly as long as the load is the "
-            "bottleneck."
-        ),
+        caption=("The first load also starts CUDA and imports libraries, and its files may come from the disk."),
     )
 
 

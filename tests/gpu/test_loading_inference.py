@@ -43,16 +43,13 @@ def test_every_batch_is_measured_on_both_paths(measure_trial, precision):
 
 
 @pytest.mark.parametrize("precision", ["nf4", "bf16"])
-def test_a_load_is_split_into_phases_and_frees_its_memory(measure_trial, precision):
+def test_a_load_frees_its_memory(measure_trial, precision):
     result, find = measure_trial("loading", f"load-{precision}")
     assert find("load_time_sec", cache="warm").interval.n == 3
-    assert find("move_time_sec").value > 0
-    if precision == "nf4":
-        assert find("quantize_time_sec", device="cuda").value > 0
     parameter_bytes = result.fingerprint["model_parameters"] * 2
     held = find("device_memory_bytes").value
     assert held < 0.9 * parameter_bytes if precision == "nf4" else held >= parameter_bytes
     assert find("device_memory_peak_bytes").value >= held
     assert find("device_memory_share_percent").value > 0
     assert 0 <= find("device_memory_leftover_bytes").value <= LEFTOVER_BYTES
-    assert not any("were not given back" in flag for flag in result.flags)
+    assert not any("were not freed" in flag for flag in result.flags)

@@ -245,17 +245,12 @@ def _loading_measurements(trial: Trial) -> list[Measurement]:
     precision = {"precision": trial.base_precision}
     warm = {"cache": "warm", **precision}
     memory_bytes = 4.14e9 if is_nf4 else 14.5e9
-    measurements = [
+    return [
         _single("first_load_time_sec", 7.56 if is_nf4 else 8.93, cache="as found", **precision),
         _repeated("load_time_sec", 1.97 if is_nf4 else 2.56, 0.03, 3, **warm),
         _single("device_memory_bytes", memory_bytes, **precision),
         _single("device_memory_peak_bytes", memory_bytes * 1.08, **precision),
-        _repeated("read_time_sec", 1.76 if is_nf4 else 1.87, 0.03, 3, **warm),
-        _repeated("move_time_sec", 1.42, 0.03, 3, source="pageable host memory", **precision),
     ]
-    if is_nf4:
-        measurements.append(_repeated("quantize_time_sec", 0.116, 0.02, 3, device="cuda", **precision))
-    return measurements
 
 
 def _inference_measurements(trial: Trial) -> list[Measurement]:

@@ -2,36 +2,25 @@
 
 import json
 import shutil
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.data.model_folder import weight_files
 from bench.workloads import loading
-from bench.workloads.loading import Loading, LoadResult
+from bench.workloads.loading import LoadResult
 from tests.support.recorded_result import InMemoryRecord
-
-BIG = 1 << 20
 
 
 @pytest.fixture
-def bench(make_trial, tmp_path) -> Loading:
-    (tmp_path / "model.safetensors").write_bytes(bytes(BIG))
-    session: Any = SimpleNamespace(placement=SimpleNamespace(is_cuda=False))
-    stops: Any = SimpleNamespace(check=lambda: None)
-    record: Any = InMemoryRecord(make_trial(kind="loading"), gpu_memory_bytes=1000)
-    return Loading(record=record, session=session, files=(tmp_path / "model.safetensors",), stops=stops)
+def record(make_trial) -> Any:
+    return InMemoryRecord(make_trial(kind="loading"), gpu_memory_bytes=1000)
 
 
-def make_load(**changes: Any) -> LoadResult:
-    fields: dict[str, Any] = {
-        "seconds": 2.0,
-        "device_bytes": 250,
-        "device_peak_bytes": 300,
-        "leftover_bytes": 0,
-    }
-    return LoadResult(**(fields | changes))
+def make_load(**changes: int) -> LoadResult:
+    return LoadResult(
+        **({"seconds": 2.0, "device_bytes": 250, "device_peak_bytes": 300, "leftover_bytes": 0} | changes)
+    )
 
 
 def test_the_weights_are_the_single_file_or_those_in_the_index(model_folder, tmp_path):
@@ -42,22 +31,19 @@ def test_the_weights_are_the_single_file_or_those_in_the_index(model_folder, tmp
     assert weight_files(tmp_path) == (tmp_path / "1", tmp_path / "2")
 
 
-def test_memory_is_of_the_last_load_and_the_largest_leftover_may_be_a_flag(bench):
-    bench.add_memory([make_load(leftover_bytes=5), make_load()])
-    record = bench.record
+def test_memory_is_of_the_last_load_and_the_largest_leftover_may_be_a_flag(record):
+    loading.add_memory(record, [make_load(leftover_bytes=5), make_load()])
     assert record.find("device_memory_bytes")[0]["value"] == 250
     assert record.find("device_memory_share_percent")[0]["value"] == 25.0
     assert record.find("device_memory_leftover_bytes")[0]["value"] == 5
     assert record.flags == []
-    bench.add_memory([make_load(leftover_bytes=loading.LEFTOVER_BYTES + 1)])
-    (flag,) = bench.record.flags
+    loading.add_memory(record, [make_load(leftover_bytes=loading.LEFTOVER_BYTES + 1)])
+    (flag,) = record.flags
     assert flag.startswith("67,108,865 bytes ")
 
 
-def test_without_a_gpu_its_memory_is_unknown_not_zero(bench):
-    none = dict.fromkeys(("device_bytes", "device_peak_bytes", "leftover_bytes"))
-    bench.add_memory([make_load(**none)])
+def test_without_a_gpu_its_memory_is_unknown_not_zero(record):
+    loading.add_memory(record, [LoadResult(seconds=2.0)])
     for name in ("bytes", "share_percent", "peak_bytes", "leftover_bytes"):
-        (entry,) = bench.record.find(f"device_memory_{name}")
+        (entry,) = record.find(f"device_memory_{name}")
         assert (entry["value"], entry["note"]) == (None, "no CUDA device")
-    assert "process" in bench.record.find("host_memory_peak_bytes")[0]["note"]
