@@ -256,7 +256,8 @@ def _product(module: Any, name: str, rows: Any, groups: Groups, *, is_backward: 
 
 def _is_swiglu(module: Any) -> bool:
     plain_gate = importlib.import_module("transformers.integrations.moe")._default_apply_gate
-    return module.has_gate and type(module)._apply_gate is plain_gate and isinstance(module.act_fn, torch.nn.SiLU)
+    silu = type(importlib.import_module("transformers.activations").ACT2FN["silu"])  # in 5.17 a class of its own
+    return module.has_gate and type(module)._apply_gate is plain_gate and isinstance(module.act_fn, silu)
 
 
 def _act(module: Any, joined: Any) -> Any:
