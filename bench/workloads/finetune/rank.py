@@ -151,11 +151,11 @@ class FinetuneRank(RankProcess):
                 peaks={"vram_bytes": max(vram) if vram else None, "rss_bytes": max(row[1] for row in rows)},
                 communication_measured_percent=percent,
                 fingerprint={"step_captured": trainer.step.capture_status},
-                checkpoints=trainer.new_checkpoints(),
+                checkpoint_step=trainer.checkpoint_manager.written_step,
             )
         if stop in ("finished", "early"):
             stop = self._write_and_score(trainer, stop)
-        self.report(stop=stop, seconds=trainer.state.seconds)
+        self.report(stop=stop)
         self.group.barrier()
 
     def _write_and_score(self, trainer: Any, stop: str) -> str:
