@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,9 +28,9 @@ from tests.support.machines.ports import free_ports
 from tests.support.thorough import only_thorough
 
 WAIT_SEC = 240.0
-NODES, STEPS, HELD_AFTER = 3, 8, 2
+NODES, STEPS = 3, 16
 SILENCE_SEC, SHORT_CUT_SEC = 8, 3.0  # a step may take 5 s longer than a rank may be silent
-# The process enters the machines' network, with a short limit for a row. Its training pauses after the step HELD_AFTER
+# The process enters the machines' network, with a short limit for a row. Its training pauses after a step
 # until the gate file exists, so that the test cuts the network while the ranks are connected.
 PROGRAM = f"""
 import ctypes, os, runpy, sys
@@ -150,55 +150,19 @@ def processes_of(node: subprocess.Popen[str]) -> set[int]:
     return {node.pid, *descendant_pids(node.pid)}
 
 
-@pytest.fixture(scope="module")
-def trainings(bench_environment, bench_server, tiny_inputs, tmp_path_factory) -> Iterator[dict[str, Training]]:
-    """Trainings by name, made when first used."""
+@pytest.fixture
+def trainings(bench_environment, bench_server, tiny_inputs, tmp_path) -> Iterator[Callable[[str], Training]]:
+    """Return a function that makes trainings by name."""
     require("iptables", "ss")
-    root = tmp_path_factory.mktemp("network")
-    with Machine("machines", root) as machine:
+    made: list[Training] = []
+    with Machine("machines", tmp_path) as machine:
 
-        class Trainings(dict):
-            def __missing__(self, name: str) -> Training:
-                self[name] = Training(root / name, bench_server, bench_environment, tiny_inputs, Network(machine))
-                return self[name]
+        def make(name: str) -> Training:
+            made.append(Training(tmp_path / name, bench_server, bench_environment, tiny_inputs, Network(machine)))
+            return made[-1]
 
-        made = Trainings()
-        yield made
-        kill_trials([process for training in made.values() for process in training.started])
-
-
-@pytest.fixture(scope="module")
-def undisturbed(trainings) -> TrainingRecord:
-    training = trainings["undisturbed"]
-    assert training.wait(training.start()).status is TrialStatus.SUCCEEDED
-    return TrainingRecord.read(training.out / "training.json")
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [pytest.param(1, 2, id="followers", marks=only_thorough), pytest.param(0, 1, id="leader and follower")],
-)
-def test_a_cut_network_costs_no_step_and_never_the_training(trainings, undisturbed, first: int, second: int) -> None:
-    training = trainings[f"{first}-{second}"]
-    nodes = training.start(held_after=HELD_AFTER)
-    training.wait_for_checkpoint(nodes, HELD_AFTER)
-    training.network.cut(processes_of(nodes[first]), processes_of(nodes[second]))
-    training.gate.touch()
-    lost = training.wait(nodes)  # longer than a step
-    training.network.repair()
-    assert lost.status is TrialStatus.LOST, lost.reason
-
-    nodes = training.start(held_after=HELD_AFTER + 2)
-    training.wait_for_checkpoint(nodes, HELD_AFTER + 2)
-    training.network.cut(processes_of(nodes[first]), processes_of(nodes[second]))
-    training.gate.touch()
-    time.sleep(SHORT_CUT_SEC)
-    training.network.repair()
-    assert training.wait(nodes).status is TrialStatus.SUCCEEDED
-    record = TrainingRecord.read(training.out / "training.json")
-    assert [restart.from_step >= HELD_AFTER for restart in record.restarts] == [True]
-    assert record.adapter_sha256 == undisturbed.adapter_sha256
-    assert record.steps.step == list(range(1, STEPS + 1))
+        yield make
+        kill_trials([process for training in made for process in training.started])
 
 
 def stop_group(node: subprocess.Popen[str]) -> None:
@@ -210,16 +174,44 @@ def stop_every_process(node: subprocess.Popen[str]) -> None:
         os.kill(pid, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("stop", [stop_group, pytest.param(stop_every_process, marks=only_thorough)])
-def test_a_machine_that_is_told_to_stop_preempts_the_training_at_once(trainings, undisturbed, stop) -> None:
-    training = trainings[stop.__name__]
-    nodes = training.start(held_after=HELD_AFTER)
-    training.wait_for_checkpoint(nodes, HELD_AFTER)
+@pytest.mark.parametrize(
+    ("first", "second", "stop"),
+    [
+        pytest.param(0, 1, stop_group, id="leader and follower"),
+        pytest.param(1, 2, stop_every_process, id="followers", marks=only_thorough),
+    ],
+)
+def test_a_cut_network_or_a_stopped_machine_costs_no_step(trainings, first: int, second: int, stop) -> None:
+    undisturbed = trainings("undisturbed")
+    assert undisturbed.wait(undisturbed.start()).status is TrialStatus.SUCCEEDED
+    training = trainings(f"{first}-{second}")
+
+    def start(held_after: int) -> list[subprocess.Popen[str]]:
+        nodes = training.start(held_after=held_after)
+        training.wait_for_checkpoint(nodes, held_after)
+        return nodes
+
+    nodes = start(2)
+    training.network.cut(processes_of(nodes[first]), processes_of(nodes[second]))
+    training.gate.touch()
+    lost = training.wait(nodes)  # longer than a step
+    training.network.repair()
+    assert lost.status is TrialStatus.LOST, lost.reason
+
+    nodes = start(4)
     stop(nodes[1])
     training.gate.touch()
     stopped = training.wait(nodes)
     assert stopped.status is TrialStatus.PREEMPTED, stopped.reason  # after SILENCE_SEC it would be lost
-    assert training.wait(training.start()).status is TrialStatus.SUCCEEDED
+
+    newest = max(int(path.name[5:]) for path in (training.home / "checkpoints").glob("step-*"))
+    nodes = start(newest + 1)
+    training.network.cut(processes_of(nodes[first]), processes_of(nodes[second]))
+    training.gate.touch()
+    time.sleep(SHORT_CUT_SEC)
+    training.network.repair()
+    assert training.wait(nodes).status is TrialStatus.SUCCEEDED
     record = TrainingRecord.read(training.out / "training.json")
-    assert len(record.restarts) == 1
-    assert record.adapter_sha256 == undisturbed.adapter_sha256
+    assert [restart.attempt for restart in record.restarts] == [2, 3]
+    assert record.adapter_sha256 == TrainingRecord.read(undisturbed.out / "training.json").adapter_sha256
+    assert record.steps.step == list(range(1, STEPS + 1))

@@ -150,7 +150,7 @@ def test_ctrl_c_detaches_from_the_training_and_cancel_stops_it_with_a_checkpoint
     assert collected_adapter(project) == SUM_OF_STEPS
 
 
-def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(project, hold_file: Path) -> None:
+def test_a_training_stops_at_its_budget_goes_on_with_a_larger_one_and_can_be_repeated(project, hold_file: Path) -> None:
     limited = project.inv_error("train", "--workers", "1", code=3, INVOKE_TRAIN_BUDGET_USD="0.05")
     assert "stopped by train.budget_usd at step" in limited
     assert "`inv train --resume=" in limited
@@ -159,25 +159,11 @@ def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(project, h
     assert collected_adapter(project) == SUM_OF_STEPS
     assert not hold_file.exists()
 
-
-def test_the_commands_of_the_report_can_be_typed(project, hold_file: Path) -> None:
-    assert not hold_file.exists()
-    project.inv("train", "--workers", "1", "collect", "report", INVOKE_TRAIN_ROWS_PER_STEP="1")
+    project.inv("report")
     report = (project.run_folder() / "report" / "report.md").read_text()
     (repeat,) = re.findall(r"`inv (-f [^`]+ train[^`]*)`", report)
     plan = project.inv(*shlex.split(repeat), "--dry-run", INVOKE_FLEET_SIZE="4").stdout
     assert "\non worker-0; " in plan
-
-
-def test_restarts_end_with_max_restarts_and_the_command_that_goes_on(project, hold_file: Path) -> None:
-    hold_file.touch()
-    operator = project.start("train", INVOKE_TRAIN_MAX_RESTARTS="1")
-    for number in (1, 2):
-        project.wait_until(lambda n=number: len(project.events("started")) == n and project.trainers(), "an attempt")
-        project.kill_trainers()
-    assert "`inv train --resume=" in project.wait_for_exit(operator, code=3)[1]
-    hold_file.unlink()
-    project.inv("train", "--resume")
 
 
 def start_on_own_data(project, hold_file: Path) -> tuple[Path, bytes, subprocess.Popen[str]]:
@@ -237,9 +223,7 @@ def test_bad_input_is_refused_in_one_line_and_nothing_starts(project, hold_file:
     few.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "c", "completion": "d"}\n')
     cases: list[tuple[tuple[str, ...], dict[str, str], str]] = [
         ((), {"INVOKE_TRAIN_MAX_HOURS": "soon"}, "train.max_hours: expected a number above 0"),
-        ((), {"INVOKE_TRAIN_MAX_SEQ_LEN": "100000"}, "max_seq_len: 100000 is more than the"),
         ((), {"INVOKE_DATA_PATH": str(few)}, "no example is held out for validation; raise train.validation_fraction"),
-        ((), {"INVOKE_DATA_PATH": "/dev/zero"}, "/dev/zero: cannot be read: "),
         (("--resume",), {}, "there is no run yet"),
     ]
     for flags, environment, message in cases:

@@ -63,6 +63,18 @@ def test_hours_are_summed_over_all_attempts_including_loading(lab, tmp_path):
         assert (trainer.run(), trainer.state.step) == ended
 
 
+def test_a_rehearsal_changes_no_bit(lab):
+    digests = set()
+    for is_rehearsed in (True, False):
+        trainer = lab().trainer(None)
+        if is_rehearsed:
+            trainer.rehearse()
+        trainer.restore(None)
+        assert trainer.run() == "finished"
+        digests.add(trainer.weights.to_flat().numpy().tobytes())
+    assert len(digests) == 1
+
+
 def test_a_stop_before_a_due_evaluation_does_not_lose_it(lab, tmp_path):
     asked = iter([False, True])
     parts = lab(training={"evaluate_every": 1, "max_steps": 3})
