@@ -1,5 +1,7 @@
 """Fixtures for tests on a GPU: skip if torch cannot use it, and undo the TF32 setting of training steps."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +27,13 @@ def _exact_float32() -> Iterator[None]:
 def _default_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the tests from measuring tiles and from the user's cache."""
     monkeypatch.setenv("QLORA_FLEET_TILES", "default")
+
+
+@pytest.fixture(scope="session")
+def gpus() -> int:
+    """The number of GPUs, counted by another process: a context in this one would keep memory."""
+    argv = (sys.executable, "-c", "import torch; print(torch.cuda.device_count())")
+    return int(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120).stdout)
 
 
 @pytest.fixture(scope="session")

@@ -14,12 +14,6 @@ TRIAL_SEC = 300.0
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu]
 
 
-@pytest.fixture(scope="module")
-def gpus() -> int:
-    argv = (sys.executable, "-c", "import torch; print(torch.cuda.device_count())")
-    return int(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120).stdout)
-
-
 @pytest.fixture
 def run(make_trial, tiny_model, demo_data, tmp_path) -> Callable[[int], subprocess.CompletedProcess[str]]:
     def start(world_size: int) -> subprocess.CompletedProcess[str]:

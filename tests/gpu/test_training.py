@@ -1,6 +1,6 @@
 """A training trial on a real GPU: phases by device events, out of memory as a result, environment.json.
 
-These use the small model and take seconds; test_full_shape.py has the full sizes.
+These use the small model and take seconds. Full sizes: `python -m tests.benchmarks.fast_step`.
 """
 
 from collections.abc import Callable
@@ -43,6 +43,8 @@ def gpu_trial(make_trial, tiny_model: Path, demo_data: Path) -> Trial:
 def test_phases_by_device_events_make_up_the_step(measure, gpu_trial):
     result = measure(gpu_trial)
     assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
+    device = {"device": "cuda", "compute_dtype": "bfloat16", "optimizer": "bitsandbytes AdamW, 8 bit, paged"}
+    assert device.items() <= result.fingerprint.items()
     measurements = {item.name: item for item in result.measurements}
     phases = [measurements[f"step_{phase}_sec"] for phase in PHASES]
     assert all(item.value is not None and item.value > 0 for item in phases)
