@@ -259,23 +259,17 @@ class ChatRequest:
     end_ids: list[int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChatAnswer:
-    """Answers of each conversation, and the number that reached the length limit."""
+def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> dict[str, int]:
+    """Answer every turn in order and log each answer at once. Return how many reached the limit.
 
-    answers: list[list[str]]
-    unended: int
-
-
-def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> ChatAnswer:
-    """Answer every turn in order and log each answer at once. Raises InputError and InputRejected."""
+    Raises InputError and InputRejected.
+    """
     model, adapter = Path(request.trial.model), Path(request.adapter)
     positions = lora.check_base(model, adapter, request.model_sha256).max_position_embeddings
     modules, tokenizer = torch_stack.load(), load_trial_tokenizer(request.trial)
     step, peft_model = lora.load_trained(modules, request.trial, choose_placement(modules), adapter)
     generator = AnswerGenerator.of_step(modules, step, peft_model, tokenizer, request.end_ids)
     data = training_of(request.trial).data
-    answers: list[list[str]] = []
     unended = 0
     for turns in request.conversations:
         messages = system_messages(data.system)
@@ -294,5 +288,4 @@ def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> Ch
             messages.append({"role": "assistant", "content": text})
             unended += not has_ended
             log(text if has_ended else f"{text} [not ended after {most} tokens]")
-        answers.append([message["content"] for message in messages if message["role"] == "assistant"])
-    return ChatAnswer(answers=answers, unended=unended)
+    return {"unended": unended}

@@ -30,6 +30,7 @@ from remote.cluster.settings import ClusterSection
 from remote.providers import GENERIC, PROVIDERS
 from tasks.clients.target_cluster import place_pods
 from tasks.cluster.node_list import pod_requirements
+from tests.support.documents import blocks
 from tests.support.paths import ROOT
 from tests.support.pod_security import violations
 
@@ -232,6 +233,13 @@ def test_every_pod_fulfils_the_fleets_requirements(name: str) -> None:
     assert service["spec"]["selector"].items() <= labels.items(), "the Service selects these pods"
     (config,) = of_kind(name, "ConfigMap")
     assert container["envFrom"] == [{"configMapRef": {"name": config["metadata"]["name"]}}]
+
+
+def test_the_documented_server_is_a_pod_that_the_namespace_admits() -> None:
+    (block,) = (block for block in blocks(ROOT / "docs" / "after.md") if block.info == ("yaml", "serve.yaml"))
+    pod = yaml.safe_load(block.text)
+    kubernetes_validate.validate(pod, "1.34", strict=True)
+    assert violations(pod["spec"]) == []
 
 
 @pytest.mark.parametrize("name", ["pods", "preemptible", "interactive", "pods-without-fss"])

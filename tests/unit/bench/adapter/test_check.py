@@ -135,11 +135,10 @@ def test_a_conversation_is_answered_turn_by_turn_by_the_trained_adapter(lab, ada
         ["user", "assistant", "user"],
         ["user"],
     ]
-    (first, second), (repeated,) = result.answers
+    first, _, repeated = [line.removesuffix(" [not ended after 4 tokens]") for line in logged]
     assert first == repeated, "greedy, and a new conversation"
     assert prompts[1][1]["content"] == first
-    assert [line.removesuffix(" [not ended after 4 tokens]") for line in logged] == [first, second, repeated]
-    assert sum("not ended" in line for line in logged) == result.unended
+    assert sum("not ended" in line for line in logged) == result["unended"]
     with pytest.raises(InputError, match=r"chat: .* the model takes 512"):
         check.answer_conversations(check.ChatRequest(**{**vars(request), "conversations": [["len?" * 200]]}), print)
     with pytest.raises(InputRejected, match="expected 000000000000"):
