@@ -81,23 +81,38 @@ OF_A_FINE_TIMER = 1.0 + 3e-10
 
 
 def measured_steps(
-    trial: Trial, count: int, *, step_time_sec: float = 0.15, seed: int = 0, exact: bool = False, done: int = 0
+    trial: Trial,
+    count: int,
+    *,
+    step_time_sec: float = 0.15,
+    seed: int = 0,
+    exact: bool = False,
+    done: int = 0,
+    jitter: float = 0.03,
+    slow: float = 1.5,
+    useful: float | None = None,
 ) -> Steps:
-    """Make `count` steps of a trial after `done` earlier ones. `exact` omits the noise, for golden numbers."""
-    noise = np.random.default_rng(seed)
+    """Make `count` steps of a trial after `done` earlier ones. `exact` omits the noise, for golden numbers.
+
+    `slow` is the factor of slow steps. `useful` is the share of useful tokens of texts that every trial reads in the
+    same order; None: of its own ones.
+    """
+    noise, texts = np.random.default_rng(seed), np.random.default_rng(done)
     times = np.full(count, step_time_sec * OF_A_FINE_TIMER)
     if not exact:
-        times = times * np.exp(noise.normal(0.0, 0.03, count)) * np.where(noise.random(count) < 0.04, 1.5, 1.0)
-    samples = trial.micro_batch_size * trial.gradient_accumulation_steps
+        times = times * np.exp(noise.normal(0.0, jitter, count)) * np.where(noise.random(count) < 0.04, slow, 1.0)
+    samples = trial.micro_batch_size * trial.gradient_accumulation_steps * (5.4 if trial.layout == "pack" else 1)
     tokens = trial.tokens_per_step
-    lengths = np.full(count, 0.75) if exact else noise.uniform(0.6, 0.9, count)
+    shares = np.full(count, 0.75) if exact else noise.uniform(0.6, 0.9, count)
+    if useful is not None:
+        shares = np.clip(texts.normal(useful, useful * 0.08, count), 0.01, 1.0)
     loss = 4.0 + 4.0 * np.exp(-0.12 * (np.arange(count) + done)) + (0.0 if exact else noise.normal(0.0, 0.08, count))
     return Steps(
-        step_time_sec=[float(value) for value in times],
-        loss=[float(value) for value in loss],
+        step_time_sec=times.tolist(),
+        loss=loss.tolist(),
         samples=[samples] * count,
         tokens=[tokens] * count,
-        useful_tokens=[int(tokens * share) for share in lengths],
+        useful_tokens=[int(tokens * share) for share in shares],
     )
 
 
@@ -157,14 +172,21 @@ def result(
     seed: int = 0,
     exact: bool = False,
     steps: int | None = None,
+    steps_like: dict[str, Any] | None = None,
+    peak_vram_bytes: int | None = None,
     **changed: Any,
 ) -> TrialResult:
-    """Make one trial's result, with steps if it SUCCEEDED or if `steps` is their number."""
+    """Make one trial's result, with steps if it SUCCEEDED or if `steps` is their number.
+
+    `steps_like` are options of `measured_steps`, `changed` other fields of the result.
+    """
     trial = plan.trial
     trains = trial.kind in ("training", "distributed")
     worker_name = plan.worker or worker or "worker-1"
     count = trial.measured_steps if trains and status is TrialStatus.SUCCEEDED and steps is None else steps or 0
-    body = measured_steps(trial, count, step_time_sec=step_time_sec, seed=seed, exact=exact, done=trial.warmup_steps)
+    drawn = {"exact": exact, **(steps_like or {})}
+    body = measured_steps(trial, count, step_time_sec=step_time_sec, seed=seed, done=trial.warmup_steps, **drawn)
+    warm = trial.warmup_steps if count else 0
     defaults: dict[str, Any] = {
         "trial_id": plan.trial_id,
         "trial": trial,
@@ -175,14 +197,10 @@ def result(
         "started_at": "2026-03-01T10:15:04+00:00",
         "wall_time_sec": 6.5,
         "phases": {"import": 2.0, "load": 1.7, "data": 0.2, "warmup": 0.5, "measure": 2.1},
-        "warmup": measured_steps(
-            trial, trial.warmup_steps, step_time_sec=step_time_sec * 1.2, seed=seed + 1, exact=exact
-        )
-        if count
-        else Steps(),
+        "warmup": measured_steps(trial, warm, step_time_sec=step_time_sec * 1.2, seed=seed + 1, **drawn),
         "steps": body,
-        "metrics": metrics_of(body) if count else None,
-        "measurements": measurements_of(trial.kind) if status is TrialStatus.SUCCEEDED else [],
+        "metrics": metrics_of(body, peak_vram_bytes=peak_vram_bytes) if count else None,
+        "measurements": measurements_of(trial) if status is TrialStatus.SUCCEEDED else [],
         "fingerprint": fingerprint(),
     }
     return TrialResult(**(defaults | changed))
@@ -235,13 +253,19 @@ def exact_run(folder: Path, **changed: Any) -> RunRecord:
 
 
 def measurement(
-    name: str, value: float | None, *, share: float | None = None, note: str | None = None, **context: Any
+    name: str,
+    value: float | None,
+    *,
+    share: float | None = None,
+    note: str | None = None,
+    spread: float = 0.02,
+    **context: Any,
 ) -> Measurement:
-    """Make a measurement with a narrow interval over five repeats, or without one if `value` is unknown."""
-    spread = None
+    """Make a measurement with an interval over five repeats, or without one if `value` is unknown."""
+    interval = None
     if value is not None:
-        spread = Interval(median=value, low=value * 0.98, high=value * 1.02, n=5)
-    return Measurement(name=name, value=value, interval=spread, share_percent=share, context=context, note=note)
+        interval = Interval(median=value, low=value * (1.0 - spread), high=value * (1.0 + spread), n=5)
+    return Measurement(name=name, value=value, interval=interval, share_percent=share, context=context, note=note)
 
 
 def other_kinds() -> tuple[Trial, ...]:
@@ -265,41 +289,47 @@ def telemetry() -> list[Measurement]:
     ]
 
 
-def measurements_of(kind: str) -> list[Measurement]:
-    """Make some measurements of a workload: rates, shares, memory, and an unavailable value."""
-    if kind == "hardware":
+# Rate of a matrix product of 8,192 in TFLOP/s, and percent of the chip's published one.
+PRODUCTS = {"fp32": (51.0, 76.0), "bf16": (693.0, 70.0), "fp16": (702.0, 71.0), "int8": (896.0, 45.0)}
+
+
+def measurements_of(trial: Trial) -> list[Measurement]:
+    """Make the measurements of a trial's workload, with the names and contexts of the bench."""
+    is_nf4, precision = trial.base_precision == "nf4", {"precision": trial.base_precision}
+    if trial.kind == "hardware":
         return [
             *(
-                measurement("matmul_tflops", size / 100 * speed, share=size / 100, dtype=dtype, size=size)
-                for dtype, speed in (("fp32", 0.3), ("bf16", 1.2), ("fp16", 1.2))
-                for size in (2048, 4096, 8192)
+                measurement("matmul_tflops", rate * reached, share=share * reached, dtype=dtype, size=size)
+                for dtype, (rate, share) in PRODUCTS.items()
+                for size, reached in ((2048, 0.5), (8192, 1.0))
             ),
             measurement("matmul_tflops", None, note="the chip has no fp8", dtype="fp8", size=8192),
+            measurement("device_copy_gb_per_sec", 4253.0, share=88.6, bytes=1 << 30),
             *(
-                measurement("copy_gb_per_sec", 475.0, share=79.2, direction=direction)
-                for direction in ("on device", "to device")
+                measurement(f"{way}_gb_per_sec", 55.4, bytes=1 << 30, pinned=True)
+                for way in ("host_to_device", "device_to_host")
             ),
         ]
-    if kind == "loading":
+    if trial.kind == "loading":
         return [
-            measurement(f"load_{phase}_sec", 0.25 * number, cache=cache)
-            for cache in ("cold", "warm")
-            for number, phase in enumerate(("read", "quantize", "move"), start=1)
-        ] + [measurement("peak_vram_bytes", 4.69e9, cache=cache) for cache in ("cold", "warm")]
-    if kind == "inference":
+            measurement("first_load_time_sec", 7.56, cache="as found", **precision),
+            measurement("load_time_sec", 1.97 if is_nf4 else 2.56, cache="warm", **precision),
+            *(
+                measurement(f"device_memory_{end}bytes", 4.14e9 if is_nf4 else 14.5e9, **precision)
+                for end in ("", "peak_")
+            ),
+        ]
+    if trial.kind == "inference":
         return [
-            measurement(name, value * batch, batch=batch, path=path, precision="nf4")
-            for path in ("base", "adapter")
-            for batch in (1, 8, 32)
+            measurement(name, value * relative, batch=batch, path=path, prompt_tokens=512, new_tokens=84, **precision)
+            for batch in (1, 2, 4, 8, 16, 32)
+            for path, relative in (("base", 1.0), ("adapter", 0.9))
             for name, value in (
-                ("prefill_tokens_per_sec", 800.0),
-                ("first_token_sec", 0.02),
-                ("decode_tokens_per_sec", 7.81),
-                ("peak_vram_bytes", 5e8),
+                ("time_to_first_token_sec", 0.024 + 0.0095 * batch),
+                ("decode_tokens_per_sec", (29.0 if is_nf4 else 59.0) * batch**0.9),
             )
         ]
-    if kind == "distributed":
-        return [
-            measurement("global_samples_per_sec", 2.85, world_size=2, backend="gloo"),
-        ]
+    if trial.kind == "distributed":
+        samples = trial.micro_batch_size * trial.world_size / 0.58
+        return [measurement("global_samples_per_sec", samples, world_size=trial.world_size, backend="gloo")]
     return []

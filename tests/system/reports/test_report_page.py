@@ -109,7 +109,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     other = (*synthetic.other_kinds(), *(synthetic.trial(f"{long_name}{n}", kind="distributed") for n in range(3)))
     run = synthetic.write_run(kinds, synthetic.record(other, workers=1))
     for plan in run.planned:
-        measurements = [*synthetic.measurements_of(plan.trial.kind), *synthetic.telemetry()]
+        measurements = [*synthetic.measurements_of(plan.trial), *synthetic.telemetry()]
         measurements += [
             synthetic.measurement(f"number_{n}_gb_per_sec", 1234.5, note="n" * 200, wide=1) for n in range(30)
         ]

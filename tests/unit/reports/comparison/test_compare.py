@@ -240,15 +240,15 @@ def test_measurements_of_other_kinds_are_compared_and_less_is_better_for_duratio
     def slower_loading(result):
         changed = [
             replace(measurement, value=measurement.value * 1.2, interval=None)
-            if measurement.name.startswith("load_")
+            if measurement.name == "load_time_sec"
             else measurement
             for measurement in result.measurements
         ]
         return replace(result, measurements=changed)
 
     comparison = pair(runs({}, {}, trials=synthetic.other_kinds(), later={"changed": slower_loading}))
-    loads = [row for row in comparison.rows if row.metric == "load_read_sec"]
-    assert [row.context for row in loads] == [{"cache": "cold"}, {"cache": "warm"}]
+    loads = [row for row in comparison.rows if row.metric == "load_time_sec"]
+    assert [row.context for row in loads] == [{"cache": "warm", "precision": "nf4"}]
     assert all(row.verdict == "slower" for row in loads)
     assert all(row.speed_ratio == pytest.approx(1 / 1.2) for row in loads)
     decoding = [row for row in comparison.rows if row.metric == "decode_tokens_per_sec"]

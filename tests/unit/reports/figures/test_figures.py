@@ -21,9 +21,7 @@ from reports.figures import (
     run_comparison,
 )
 from reports.figures.drawing import style
-from reports.figures.drawing.layout import NARROW, WIDE, Mark, Panel
-from reports.figures.drawing.row_chart import padded_limits, share_axis
-from reports.figures.drawing.style import ELLIPSIS
+from reports.figures.drawing.layout import WIDE
 from reports.read import reference_results
 from reports.read.run_folder import load
 from reports.statistics import per_config
@@ -54,15 +52,6 @@ def lightness(colour: str) -> float:
 def test_every_two_tones_differ_for_colour_blind_readers_and_in_grey_print(pair):
     first, second = map(lightness, pair)
     assert abs(first - second) > 10.0  # a difference of 2.3 is just visible
-
-
-def test_panels_can_share_one_axis_and_bars_begin_at_zero():
-    panels = share_axis([Panel(title="a", marks=(Mark(value=5.0, text=""),)), Panel(title="b", marks=())])
-    assert panels[0].limits == panels[1].limits == (0.0, pytest.approx(5.3))
-    dots = Panel(title="c", marks=(), kind="dots", log=True, reference=1.0)
-    low, high = padded_limits(dots, [0.5, 2.0])
-    assert 0 < low < 0.5
-    assert high > 2.0
 
 
 def test_the_summary_has_the_most_useful_tokens_first_and_published_rates_of_the_same_configurations(a10):
@@ -191,13 +180,6 @@ def test_the_title_has_the_cost_of_the_recommended_not_of_a_cheaper_configuratio
     figure = cost.gather(out_of_memory_on(summary, "packed", 9), run)
     assert figure.header.title.startswith("seq-256 costs $1.")
     assert figure.groups[1].names[0] == "seq-256, 1 GPU"
-
-
-@pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_the_titles_of_the_costs_are_not_cut(a10, sheet):
-    titles = [axes.get_title() for axes in cost.gather(*a10).draw(sheet).axes]
-    assert "10,000 samples at $2.00" in titles
-    assert not any(title.endswith(ELLIPSIS) for title in titles)
 
 
 def out_of_memory_on(summary, label, amount):

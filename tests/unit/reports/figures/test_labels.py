@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from reports.figures import loss, step_times
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.layout import NARROW, WIDE
+from reports.figures.drawing.layout import NARROW, WIDE, Mark, Panel
+from reports.figures.drawing.row_chart import padded_limits, share_axis
 from reports.figures.drawing.style import ELLIPSIS, text_width_in
 from reports.read.run_folder import load
 from reports.summary.summarize import summarize
@@ -53,8 +54,10 @@ def test_text_too_wide_for_a_phone_is_drawn_smaller_before_it_is_cut():
     assert written[1].get_text().endswith(ELLIPSIS)
 
 
-def test_a_logarithmic_axis_leaves_out_zeros():
-    panel = row_chart.Panel(title="rate", marks=(), kind="dots", log=True)
-    low, high = row_chart.padded_limits(panel, [0.0, 2.0])
+def test_bars_begin_at_zero_panels_can_share_an_axis_and_a_logarithmic_one_leaves_out_zeros():
+    panels = share_axis([Panel(title="a", marks=(Mark(value=5.0, text=""),)), Panel(title="b", marks=())])
+    assert panels[0].limits == panels[1].limits == (0.0, pytest.approx(5.3))
+    panel = Panel(title="rate", marks=(), kind="dots", log=True)
+    low, high = padded_limits(panel, [0.0, 2.0])
     assert 0.0 < low < 2.0 < high
-    assert row_chart.padded_limits(panel, [0.0]) == row_chart.padded_limits(panel, [])
+    assert padded_limits(panel, [0.0]) == padded_limits(panel, [])

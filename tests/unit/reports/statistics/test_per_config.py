@@ -67,13 +67,6 @@ def test_an_interval_names_its_unit():
     assert one_step.step_time_sec.low < one_step.step_time_sec.value < one_step.step_time_sec.high
 
 
-def test_without_noise_the_interval_is_the_value():
-    median = math.exp(-0.7)  # no timer's resolution
-    measured = measure([steps("a", (median,) * 10), steps("b", (median,) * 10)])
-    for rate, value in ((measured.step_time_sec, median), (measured.steady_samples_per_sec, 4 / median)):
-        assert (rate.low, rate.high) == pytest.approx((value, value))
-
-
 def test_a_single_step_has_a_value_but_no_interval():
     measured = measure([steps(times=(0.25,))])
     assert measured.step_time_sec.value == pytest.approx(0.25)
@@ -102,25 +95,11 @@ def test_repeats_on_one_worker_do_not_count_as_workers():
     assert measured.step_time_sec.high / measured.step_time_sec.low > 1.5  # one degree of freedom
 
 
-def test_the_same_steps_give_the_same_interval_in_any_order():
-    workers = [noisy("a", 0.2, 1), noisy("b", 0.2, 2)]
-    assert measure(workers).step_time_sec == measure(list(reversed(workers))).step_time_sec
-
-
 def test_rates_use_the_mean_amount_per_step():
     measured = measure([steps(times=(0.5, 0.5), samples=[2, 4], tokens=[100, 300], useful=[50, 150])])
     assert measured.steady_samples_per_sec.value == pytest.approx(6.0)
     assert measured.steady_tokens_per_sec.value == pytest.approx(400.0)
     assert measured.steady_useful_tokens_per_sec.value == pytest.approx(200.0)
-
-
-def test_a_clear_difference_has_a_verdict():
-    slow = measure([noisy(str(number), 0.4, number) for number in range(4)])
-    fast = measure([noisy(str(number), 0.2, 9 + number) for number in range(4)])
-    assert ratio(fast, slow, "samples").verdict == "faster"
-    assert ratio(slow, fast, "samples").verdict == "slower"
-    assert ratio(fast, slow, "samples").value == pytest.approx(2.0, rel=0.03)
-    assert ratio(fast, slow, "samples").over == "workers"
 
 
 def test_one_process_of_each_has_a_ratio_without_interval_or_verdict():
@@ -185,15 +164,6 @@ def test_a_single_process_is_taken_to_be_as_noisy_as_the_other_sides():
     assert compared.high / compared.low > 1.15  # 4.303 * 0.02 * sqrt(1 + 1 / 3) on both sides
 
 
-def test_machines_that_are_slow_for_both_cancel_out_of_the_ratio():
-    speeds = (1.0, 1.3, 1.7, 2.2)
-    base = measure([noisy(str(n), 0.2 * speed, n) for n, speed in enumerate(speeds)])
-    other = measure([noisy(str(n), 0.19 * speed, 20 + n) for n, speed in enumerate(speeds)])
-    compared = ratio(other, base, "samples")
-    spread = base.elapsed_samples_per_sec.high / base.elapsed_samples_per_sec.low
-    assert compared.high / compared.low < 1 + (spread - 1) / 10
-
-
 def test_equal_names_of_other_machines_do_not_pair():
     measured = measure([noisy(str(n), 0.2 * speed, n) for n, speed in enumerate((1.0, 1.3, 1.7, 2.2))])
     both = [per_config.samples(measured.processes, "steady_tokens_per_sec")] * 2
@@ -202,7 +172,7 @@ def test_equal_names_of_other_machines_do_not_pair():
 
 @pytest.mark.parametrize(
     ("workers", "count", "repeats"),
-    [(1, 20, 1), (1, 100, 1), (2, 20, 1), (3, 50, 1), (4, 20, 1), (8, 100, 1), (1, 20, 3), (2, 20, 2), (4, 20, 2)],
+    [(1, 20, 1), (2, 20, 1), (8, 100, 1), (1, 20, 3), (4, 20, 2)],
 )
 def test_intervals_hold_the_true_value_in_nearly_all_runs(workers, count, repeats):
     # Workers 3 % apart, processes 0.35 %, steps 2 % with autocorrelation 0.4, outliers and drift.
@@ -279,8 +249,3 @@ def test_clocks_of_two_speeds_widen_the_interval_of_their_only_worker():
     )
     assert single.step_time_sec.high / single.step_time_sec.value < 1.03
     assert both.step_time_sec.high / both.step_time_sec.value > 1.04  # the next process may keep the other speed
-
-
-def test_no_processes_are_refused():
-    with pytest.raises(ValueError, match="at least one"):
-        measure([])

@@ -32,15 +32,6 @@ def test_the_interval_over_autocorrelated_steps_holds_the_true_median(count, cor
     assert coverage(Noise(correlation=correlation), count) >= 0.93
 
 
-def test_golden_numbers_of_one_process():
-    (described,) = describe([process([0.1, 0.2, 0.3, 0.2])])
-    assert described.step_time_sec == pytest.approx(0.2)
-    assert described.steady_samples_per_sec == pytest.approx(20.0)
-    assert described.steady_tokens_per_sec == pytest.approx(500.0)
-    assert described.steady_useful_tokens_per_sec == pytest.approx(250.0)
-    assert described.n_steps == 4
-
-
 def test_processes_of_different_lengths_keep_their_order_and_numbers():
     mixed = [process(np.linspace(0.1, 0.2, count), name=str(count)) for count in (3, 20, 3, 7)]
     together = describe(mixed)
@@ -66,15 +57,6 @@ def test_the_interval_of_an_elapsed_rate_holds_the_rate_of_stragglers(slow):
     errors = [math.log(4 / each.elapsed_samples_per_sec) - truth for each in described]
     held = [abs(error) <= each.half_width(elapsed=True) for error, each in zip(errors, described, strict=True)]
     assert np.mean(held) >= 0.93  # 84 % and 48 % without a step that was missed
-
-
-def test_autocorrelation_reduces_the_effective_number_of_steps():
-    independent, correlated = (
-        describe([process(np.exp(Noise(correlation=rho).within_process(np.random.default_rng(6), (1, 100))[0]))])[0]
-        for rho in (0.0, 0.8)
-    )
-    assert correlated.effective_steps < independent.effective_steps / 2
-    assert correlated.standard_error > independent.standard_error
 
 
 @pytest.mark.parametrize(

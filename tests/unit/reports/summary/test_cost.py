@@ -8,7 +8,7 @@ import pytest
 from reports.read.run_folder import load
 from reports.statistics.types import Estimate
 from reports.summary import cost
-from reports.summary.cost import Amount, BootVolume, HostedPrice, Price, ScalingCost
+from reports.summary.cost import BootVolume, HostedPrice, Price, ScalingCost
 from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
@@ -41,13 +41,6 @@ def test_samples_and_tokens_cost_their_time_with_the_inverted_interval():
     ):
         expected = [2.0 / 3600 * count / per_sec for per_sec in (rate.high, rate.value, rate.low)]
         assert [amount.low, amount.value, amount.high] == pytest.approx(expected)
-
-
-def test_without_an_interval_of_the_rate_the_cost_has_no_interval():
-    rate = Estimate(value=1.0, low=None, high=None, n=1)
-    costs = cost.cost(rate, rate, Price(usd_per_gpu_hour=3.6, source="list"))
-    assert costs.usd_per_1000_samples == Amount(value=pytest.approx(1.0), low=None, high=None)
-    assert costs.fine_tunings[2].usd.low is None
 
 
 def test_unmeasured_scaling_is_marked_as_an_assumption():
@@ -104,13 +97,6 @@ def test_an_impossible_price_and_one_without_a_source_are_refused(amount, source
         Pricing(usd_per_gpu_hour=amount, source=source).price()
     with pytest.raises(ValueError, match=f"hosted_{setting.format('10000_samples')}"):
         Pricing(hosted_usd_per_10000_samples=amount, hosted_source=source).hosted()
-
-
-def test_start_up_is_the_time_before_the_first_measured_step():
-    (plan,) = synthetic.planned((synthetic.trial(),), ["worker-1"])
-    trials = [synthetic.result(plan, phases={"import": 2.0, "load": load, "measure": 30.0}) for load in (4.0, 8.0)]
-    assert cost.startup_sec(trials) == pytest.approx(8.0)
-    assert cost.startup_sec([]) is None
 
 
 def test_slow_steps_cost_money_but_not_the_steady_state(tmp_path):

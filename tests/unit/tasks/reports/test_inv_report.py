@@ -94,19 +94,3 @@ def test_allow_needs_a_run_to_compare_with_and_a_known_condition(folder: Path, c
     for against, allow in ((None, "lock"), ("r", "colour")):
         with pytest.raises(UsageError, match="--allow"):
             report.write_report(context(), "r", against=against, allow=[allow])
-
-
-@pytest.mark.usefixtures("without_figures")
-@pytest.mark.parametrize(
-    ("written", "instead", "problem"),
-    [("{", "", "not complete JSON"), ('"schema_version": 2', '"schema_version": 1', "1.x reads it")],
-)
-def test_a_damaged_run_or_one_of_1_x_is_a_usage_error(
-    folder: Path, context: MakeContext, written: str, instead: str, problem: str
-) -> None:
-    synthetic.exact_run(folder)
-    text = (folder / "run.json").read_text()
-    (folder / "run.json").write_text(text.replace(written, instead, 1))
-    with pytest.raises(UsageError, match=rf"run\.json: .*{problem}") as refused:
-        report.write_report(context(), "r", against=None)
-    assert refused.value.exit_code == 2
