@@ -133,9 +133,7 @@ def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -
         trial = trial.with_derived(record.derived)
         steps_measured, held_out, status = record.steps, record.evaluations, record.status
         results = {"worker_hours": training_report.worker_hours, "usd": training_report.usd}
-        results |= {
-            name: getattr(record, name) for name in ("steps_done", "seconds", "peak_vram_bytes", "peak_rss_bytes")
-        }
+        results |= {name: getattr(record, name) for name in ("steps_done", "peak_vram_bytes")}
         if (last := training_facts.adapter_evaluation(record)) is not None:
             results |= {f"held_out_{name}": getattr(last, name) for name in ("loss", "low", "high", "change")}
         if record.score is not None and record.score.measures:
