@@ -17,14 +17,14 @@ Limits; tests on this cluster cannot show anything about them:
   `oom_kill` is a switch. Memory-backed emptyDirs can really run full.
 - Memory-backed emptyDirs are separate per container. Claims are folders. A container runs once, whatever the
   restartPolicy.
-- Exec uses WebSocket v5 and v4, not SPDY: a user who may `create` but not `get` pods/exec is rejected. containerd
+- Exec uses WebSocket v5, not SPDY: a user who may `create` but not `get` pods/exec is rejected. containerd
   closes standard input early (once a process has closed its output); here only the switch `stdin-cut` does.
 - No RBAC: switches deny requests, roles and bindings are only stored. Tokens, no client certificates.
-- A real pod of an index with its own limit stays, even if deleted by force, until its replacement exists; so a deleted
-  namespace with such a Job never disappears. Here its pods go once the Job has counted them.
-- Controllers: Indexed Jobs, scheduler, taint eviction, claims that name their volume, namespaces. None for Deployments,
+- A real pod of an index with its own limit stays, even if deleted by force, until its replacement exists. Here its pods
+  go once the Job has counted them.
+- Controllers: Indexed Jobs, scheduler, taint eviction, claims that name their volume. None for Deployments,
   StatefulSets, JobSets, CRDs, quotas, preemption, garbage collection beyond owners, disruption budgets, evictions by
-  the API.
+  the API; namespaces are not deleted. No init containers, no probes.
 - Validation and admission: none but the immutable fields of a Job; the golden tests validate the manifests. Apply and
   patches replace whole lists. `kubectl get` prints no columns of a kind, `kubectl explain` finds nothing.
 - A lost node, a silent server and a silent node are states of this process; no network is cut.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+import yaml
 
 from tests.support.kubernetes.api.answers import TOKEN, Json
 from tests.support.paths import ROOT
@@ -222,16 +223,8 @@ class Cluster:
 
     def apply(self, *objects: Json) -> None:
         """Apply objects in order. Raises AssertionError if it fails."""
-        listed = {"apiVersion": "v1", "kind": "List", "items": objects}
-        self.output(
-            "apply",
-            "--server-side",
-            "--force-conflicts",
-            "--field-manager=tests",
-            "-f",
-            "-",
-            stdin=json.dumps(listed).encode(),
-        )
+        flags = ("--server-side", "--force-conflicts", "--field-manager=tests", "-f", "-")
+        self.output("apply", *flags, stdin=yaml.safe_dump_all(objects).encode())
 
     def wait_until(self, condition: Callable[[], Any], description: str) -> Any:
         """Return the first true value of `condition`. Raises AssertionError after `patience_sec`."""
@@ -241,7 +234,8 @@ class Cluster:
             if value:
                 return value
             time.sleep(0.05)
-        raise AssertionError(f"waited {self.patience_sec:.0f} s for {description}\n{self.diagnosis()}")
+        log = (self._folder / "server.log").read_text()[-2000:]
+        raise AssertionError(f"waited {self.patience_sec:.0f} s for {description}\n{log}")
 
     # Inspection
 
@@ -264,9 +258,6 @@ class Cluster:
     def claim_folder(self, claim: str, namespace: str = "default") -> Path:
         """Return the folder of a claim's files on this machine."""
         return self._folder / "claims" / namespace / claim
-
-    def diagnosis(self) -> str:
-        return (self._folder / "server.log").read_text()[-2000:]
 
 
 class Faults:

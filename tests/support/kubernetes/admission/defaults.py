@@ -33,14 +33,14 @@ def pod_spec(spec: Json) -> None:
     _set(spec, terminationGracePeriodSeconds=30, securityContext={})
     if "serviceAccountName" in spec:
         _set(spec, serviceAccount=spec["serviceAccountName"])
-    for container in [*spec.get("initContainers", []), *spec.get("containers", [])]:
+    for container in spec["containers"]:
         _container(container)
 
 
 def pod(obj: Json) -> None:
     spec = obj["spec"]
     pod_spec(spec)
-    for container in [*spec.get("initContainers", []), *spec["containers"]]:
+    for container in spec["containers"]:
         if limits := container["resources"].get("limits"):
             container["resources"]["requests"] = {**limits, **container["resources"].get("requests", {})}
     tolerations = spec.setdefault("tolerations", [])

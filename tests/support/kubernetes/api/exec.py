@@ -1,4 +1,4 @@
-"""`kubectl exec`: the WebSocket protocols v5.channel.k8s.io and v4 (used by the Python client), with faults.
+"""`kubectl exec`: the WebSocket protocol v5.channel.k8s.io, with faults.
 
 Frames are binary; the first byte is the channel. As recorded: the server starts with an empty frame on channel 1; the
 stream ends with a Status on channel 3 and Close 1000; failures of the infrastructure after the upgrade are a Status on
@@ -21,10 +21,8 @@ from tests.support.kubernetes.api.answers import Json, internal_error
 from tests.support.kubernetes.faults import ExecFault
 
 if TYPE_CHECKING:
-    from tests.support.kubernetes.node.container import Container
     from tests.support.kubernetes.node.kubelet import Kubelet
 
-PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _STDIN, _STDOUT, _STDERR, _ERROR, _CLOSE = 0, 1, 2, 3, 255
 _FRAME_BYTES = 32768
 _DIAL_WAIT_SEC = 3.0  # the delay of a new exec on a lost node (recorded: 3.1 s)
@@ -51,7 +49,9 @@ class Session:
         self._argv = request.query.getall("command")
         self._stdin = request.query.get("stdin") == "true"
         self._fault = fault
-        self._ws = web.WebSocketResponse(protocols=PROTOCOLS, autoclose=False, compress=False, max_msg_size=0)
+        self._ws = web.WebSocketResponse(
+            protocols=("v5.channel.k8s.io",), autoclose=False, compress=False, max_msg_size=0
+        )
         self._left = fault.after_stdout_bytes if fault else None
         self._stdin_left = fault.after_stdin_bytes if fault else None
         self._sending = asyncio.Lock()
@@ -109,9 +109,6 @@ class Session:
             message = f'unable to upgrade connection: container not found ("{self._name}")'
             await self._finish(internal_error(message))
             return
-        await self._run_command(container)
-
-    async def _run_command(self, container: Container) -> None:
         process = await container.execute(self._argv, stdin=self._stdin)
         assert process.stdout is not None
         assert process.stderr is not None

@@ -112,8 +112,6 @@ class Api:
         obj = self.store.get(key, namespace, name)
         if key == "pods":
             return self._delete_pod(obj, options)
-        if key == "namespaces":
-            return self._delete_namespace(name)
         finalizers = list(obj["metadata"].get("finalizers") or ())
         if options.get("propagationPolicy") == "Foreground" and any(self._owned(obj)):
             finalizers.append(_FOREGROUND)
@@ -126,14 +124,14 @@ class Api:
             gone = self.store.edit(key, namespace, name, mark) or obj
         else:
             gone = self.store.remove(key, namespace, name)
-        if _FOREGROUND in finalizers or (not finalizers and options.get("propagationPolicy") != "Orphan"):
+        if _FOREGROUND in finalizers or not finalizers:
             self._delete_owned(gone)
         return gone
 
     def finalize(self) -> None:
         """Remove the marked objects whose finalizers are gone."""
         for key in list(self.store.keys()):
-            for obj in self.store.list(key) if key != "namespaces" else ():
+            for obj in self.store.list(key):
                 metadata = obj["metadata"]
                 if not metadata.get("deletionTimestamp") or metadata.get("deletionGracePeriodSeconds"):
                     continue  # a pod in its time of grace is the kubelet's
@@ -176,22 +174,6 @@ class Api:
             }
 
         return self.store.edit("pods", namespace, name, mark) or pod
-
-    def _delete_namespace(self, name: str) -> Json:
-        def mark(changed: Json) -> None:
-            changed["metadata"].setdefault("deletionTimestamp", now())
-            changed["status"] = {"phase": "Terminating"}
-
-        marked = self.store.edit("namespaces", "", name, mark)
-        assert marked is not None
-        return marked
-
-    def empty_namespace(self, name: str) -> None:
-        """Delete the objects in a terminating namespace."""
-        for key in list(self.store.keys()):
-            for obj in self.store.list(key, name):
-                with contextlib.suppress(Refusal):  # gone meanwhile
-                    self.delete(key, name, obj["metadata"]["name"], {})
 
     # Pods
 

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from tests.support.kubernetes.faults import Faults
 
 _AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
-_OPENAPI_V2_TYPE = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
-_OPENAPI_V2 = b"\x0a\x032.0\x12\x13\x0a\x0aKubernetes\x12\x05v1.34"  # swagger, and info with title and version
-_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+_VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 _MAX_BODY_BYTES = 16 * 2**20
 _REASONS = {403: "Forbidden", 409: "Conflict", 429: "TooManyRequests", 503: "ServiceUnavailable", 504: "Timeout"}
 
@@ -33,8 +31,7 @@ def status_response(refusal: Refusal) -> web.Response:
 def verb_of(request: web.Request, at: Target) -> str:
     """Return the RBAC verb; a WebSocket exec is a `get` of pods/exec, a SPDY one a `create`."""
     if request.method != "GET":
-        every = request.method == "DELETE" and not at.name
-        return "deletecollection" if every else _VERBS[request.method]
+        return _VERBS[request.method]
     if at.name:
         return "get"
     return "watch" if request.query.get("watch") in ("true", "1") else "list"
@@ -158,8 +155,6 @@ class Server:
             return web.Response(text=json.dumps(discovery), headers={"Content-Type": _AGGREGATED})
         if path == "/version":
             return web.json_response(document("discovery-version.json"))
-        if path == "/openapi/v2":  # requested for a `kind: List`; empty: no kind is described there
-            return web.Response(body=_OPENAPI_V2, headers={"Content-Type": _OPENAPI_V2_TYPE})
         if path == "/openapi/v3":
             return web.json_response(document("openapi/index.json"))
         if path.startswith("/openapi/v3/"):

@@ -1,4 +1,4 @@
-"""Controller loop: scheduling, Jobs, eviction from lost nodes, binding of claims, deletion of namespaces.
+"""Controller loop: scheduling, Jobs, eviction from lost nodes, binding of claims.
 
 Each change of the store triggers a pass over all objects; the tests' clusters are small.
 """
@@ -17,7 +17,6 @@ from tests.support.kubernetes.store.resources import Target, by_key
 from tests.support.kubernetes.store.store import Change, Store, set_condition, true_conditions
 
 _IDLE_SEC = 0.2  # the interval of passes without changes, for deadlines and tolerations
-_NAMESPACE_SEC = 2.0  # the delay before a deleted namespace is emptied, so that a `kubectl delete -f` finishes first
 
 
 class Controllers:
@@ -60,16 +59,10 @@ class Controllers:
             self._api.delete("pods", namespace, pod, options)
 
     def _namespaces(self) -> None:
-        """Create the default objects of new namespaces; empty and remove deleted ones."""
+        """Create the default objects of new namespaces."""
         for namespace in self._store.list("namespaces"):
             name = namespace["metadata"]["name"]
-            if namespace["metadata"].get("deletionTimestamp"):
-                if _age(namespace["metadata"]["deletionTimestamp"]) < _NAMESPACE_SEC:
-                    continue
-                self._api.empty_namespace(name)
-                if not any(self._store.list(key, name) for key in self._store.keys()):  # noqa: SIM118
-                    self._store.remove("namespaces", "", name)
-            elif self._store.find("serviceaccounts", name, "default") is None:
+            if self._store.find("serviceaccounts", name, "default") is None:
                 self._store.create("serviceaccounts", name, {"metadata": {"name": "default"}})
                 made = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": ""}}
                 self._store.create("configmaps", name, made)

@@ -166,6 +166,6 @@ class JobController:
         spec = template["spec"]
         spec.setdefault("hostname", f"{name}-{index}")
         where = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{INDEX}']"}}
-        for container in [*spec.get("initContainers", []), *spec["containers"]]:
+        for container in spec["containers"]:
             container.setdefault("env", []).append({"name": "JOB_COMPLETION_INDEX", "valueFrom": where})
         return {"apiVersion": "v1", "kind": "Pod", **template}

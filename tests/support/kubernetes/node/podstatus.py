@@ -12,17 +12,14 @@ if TYPE_CHECKING:
     from tests.support.kubernetes.node.podworker import PodWorker
 
 
-def _container_status(worker: PodWorker, container: Container) -> Json:
-    state = deep_copy(container.state)
-    if container in worker.main.values() and worker.initial and not worker.initialized and "waiting" in state:
-        state = {"waiting": {"reason": "PodInitializing"}}
+def _container_status(container: Container) -> Json:
     return {
         "name": container.name,
         "image": container.spec["image"],
         "imageID": "",
         "ready": container.ready and container.running,
         "restartCount": 0,
-        "state": state,
+        "state": deep_copy(container.state),
     }
 
 
@@ -30,14 +27,16 @@ def _phase(worker: PodWorker) -> str:
     if worker.finished:
         succeeded = not worker.reason and all(container.exit_code == 0 for container in worker.containers.values())
         return "Succeeded" if succeeded else "Failed"
-    ran = any(container.running or container.exit_code is not None for container in worker.main.values())
+    ran = any(container.running or container.exit_code is not None for container in worker.containers.values())
     return "Running" if ran else "Pending"
 
 
 def status_of(worker: PodWorker, pod: Json) -> Json:
     """Return the pod's status, including the conditions written by the scheduler."""
     made: Json = {"status": deep_copy(pod.get("status", {}))}
-    unready = [container.name for container in worker.main.values() if not (container.ready and container.running)]
+    unready = [
+        container.name for container in worker.containers.values() if not (container.ready and container.running)
+    ]
     message = f"containers with unready status: [{' '.join(unready)}]"
     reason = {"reason": "ContainersNotReady", "message": message} if unready else {}
     set_condition(made, "Ready", not (unready or worker.finished), **reason)
@@ -47,10 +46,8 @@ def status_of(worker: PodWorker, pod: Json) -> Json:
     status |= {
         "phase": _phase(worker),
         "startTime": worker.started_at,
-        "containerStatuses": [_container_status(worker, container) for container in worker.main.values()],
+        "containerStatuses": [_container_status(container) for container in worker.containers.values()],
     }
-    if worker.initial:
-        status["initContainerStatuses"] = [_container_status(worker, c) for c in worker.initial.values()]
     if worker.address:
         status["podIP"] = worker.address
     if worker.reason:

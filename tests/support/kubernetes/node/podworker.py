@@ -1,10 +1,9 @@
-"""One pod's life cycle on its node: image, volumes, containers, probes, and termination."""
+"""One pod's life cycle on its node: image, volumes, containers, and termination."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 _KILL_WAIT_SEC = 30.0
 _RETRY_SEC = 0.5  # longer on a real cluster
-_IMAGE_ENTRYPOINT, _IMAGE_COMMAND = ("tini", "--"), ("sleep", "infinity")  # every image runs as root
+_IMAGE_ENTRYPOINT = ("tini", "--")
 
 
 class PodWorker:
@@ -37,12 +36,8 @@ class PodWorker:
         self.started_at = now()
         self.reason, self.message = "", ""  # Evicted
         self.disrupted = ""
-        self.initialized = False
         self.finished = False
-        spec = pod["spec"]
-        self.initial = {c["name"]: Container(name=c["name"], spec=c) for c in spec.get("initContainers", [])}
-        self.main = {c["name"]: Container(name=c["name"], spec=c) for c in spec["containers"]}
-        self.containers = {**self.initial, **self.main}
+        self.containers = {c["name"]: Container(name=c["name"], spec=c) for c in pod["spec"]["containers"]}
         self._starts: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._evicted = asyncio.Event()
@@ -60,7 +55,7 @@ class PodWorker:
 
     def oom_kill(self) -> None:
         """Kill the first container's PID 1, like the kernel at its memory limit."""
-        container = next(iter(self.main.values()))
+        container = next(iter(self.containers.values()))
         container.kill_reason = "OOMKilled"
         container.kill()
 
@@ -137,36 +132,20 @@ class PodWorker:
         self.address = self.kubelet.address()
         self.kubelet.names.add(self.pod, self.address)
         await self.report()
-        for container in self.initial.values():
-            await self._start_container(container)
-            await container.ended.wait()
-            if container.exit_code != 0:
-                self.finished = True
-                return
-        self.initialized = True
-        await asyncio.gather(*(self._run_container(container) for container in self.main.values()))
+        await asyncio.gather(*(self._run_container(container) for container in self.containers.values()))
         self.finished = True
 
     async def _run_container(self, container: Container) -> None:
-        await self._start_container(container)
-        probe = asyncio.create_task(self._probe(container))
-        try:
-            await container.ended.wait()
-        finally:
-            probe.cancel()
-
-    async def _start_container(self, container: Container) -> None:
         spec = container.spec
         await self._pull(container)
         variables, folders = self._configure(container)
-        command = [expand(text, variables) for text in spec.get("command", [])]
-        arguments = [expand(text, variables) for text in spec.get("args", [])]
-        argv = [*command, *arguments] if command else [*_IMAGE_ENTRYPOINT, *(arguments or _IMAGE_COMMAND)]
+        argv = [*_IMAGE_ENTRYPOINT, *(expand(text, variables) for text in spec["args"])]
         start = asyncio.create_task(container.start(self._sandbox(spec, folders, variables, argv)))
         self._starts.append(start)
         await asyncio.shield(start)  # not cancelled with the pod, so that its process is known and can be killed
-        container.ready = "readinessProbe" not in spec
+        container.ready = True
         await self.report()
+        await container.ended.wait()
 
     def _sandbox(self, container: Json, folders: list[Json], variables: dict[str, str], argv: list[str]) -> Json:
         """Return the specification for sandbox.py."""
@@ -220,28 +199,3 @@ class PodWorker:
         base = self.kubelet.base_environment(self.hostname)
         variables = environment(self.kubelet.store, pod, container.spec, base)
         return variables, mounts(pod, container.spec, self.kubelet.state)
-
-    def _http_probe(self, container: Container, probe: Json) -> bool:
-        """Run an HTTP probe, which passes with a status from 200 to 399."""
-        ports = {port.get("name"): port["containerPort"] for port in container.spec.get("ports", [])}
-        link = http.client.HTTPConnection(self.address, ports.get(probe["port"], probe["port"]), timeout=5)
-        try:
-            link.request("GET", probe.get("path", "/"))
-            return 200 <= link.getresponse().status < 400
-        except OSError:
-            return False
-        finally:
-            link.close()
-
-    async def _probe(self, container: Container) -> None:
-        """Run the readiness probe, by HTTP; other kinds of probe always pass."""
-        probe = container.spec.get("readinessProbe", {})
-        if not probe:
-            return
-        await asyncio.sleep(probe.get("initialDelaySeconds", 0))
-        while True:
-            passed = await asyncio.to_thread(self._http_probe, container, probe["httpGet"])
-            if passed != container.ready and container.running:
-                container.ready = passed
-                await self.report()
-            await asyncio.sleep(probe.get("periodSeconds", 10))

@@ -85,7 +85,7 @@ def _build(spec: dict[str, Any]) -> None:
             os.makedirs(target, exist_ok=True)
             _mount("tmpfs", target, "tmpfs", _NOSUID_NODEV, mount["tmpfs"])
         else:
-            _bind(mount["source"], target, read_only=mount.get("read_only", False))
+            _bind(mount["source"], target, read_only=False)
     for path in spec["image_paths"]:
         _bind(path, root + path, read_only=True)
     os.makedirs(root + spec["cwd"], exist_ok=True)

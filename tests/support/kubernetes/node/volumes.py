@@ -1,6 +1,5 @@
 """A pod's volumes as folders, and its environment, from its spec and the objects that it references."""
 
-import base64
 import os
 import re
 from pathlib import Path
@@ -44,22 +43,10 @@ def _prepare(pod: Json, volume: Json, state: Path) -> Json:
 def mounts(pod: Json, container: Json, state: Path) -> list[Json]:
     """Return the sandbox's mounts for one container."""
     by_name = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
-    made = []
-    for mount in container.get("volumeMounts", []):
-        prepared = _prepare(pod, by_name[mount["name"]], state)
-        if "tmpfs" in prepared:
-            made.append({"path": mount["mountPath"], **prepared})
-            continue
-        made.append({"path": mount["mountPath"], "read_only": mount.get("readOnly", False), **prepared})
-    return made
-
-
-def _resolve_value(store: Store, pod: Json, source: Json) -> str:
-    if "fieldRef" in source:
-        return downward_value(pod, source["fieldRef"]["fieldPath"])
-    reference = source["secretKeyRef"]
-    secret = store.get("secrets", pod["metadata"]["namespace"], reference["name"])
-    return base64.b64decode(secret["data"][reference["key"]]).decode()
+    return [
+        {"path": mount["mountPath"], **_prepare(pod, by_name[mount["name"]], state)}
+        for mount in container.get("volumeMounts", [])
+    ]
 
 
 def expand(text: str, known: dict[str, str]) -> str:
@@ -74,7 +61,7 @@ def environment(store: Store, pod: Json, container: Json, base: dict[str, str]) 
         made |= store.get("configmaps", pod["metadata"]["namespace"], source["configMapRef"]["name"])["data"]
     for entry in container.get("env", []):
         if "valueFrom" in entry:
-            made[entry["name"]] = _resolve_value(store, pod, entry["valueFrom"])
+            made[entry["name"]] = downward_value(pod, entry["valueFrom"]["fieldRef"]["fieldPath"])
         else:
             made[entry["name"]] = expand(entry.get("value", ""), made)
     return made
