@@ -24,7 +24,7 @@ from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
 from tasks.fleet import plan, runner
 from tasks.fleet.notify import check_command, notify_end
-from tasks.fleet.plan import BenchRequest, FleetPlan, expected_total_sec, size_text, steps_text
+from tasks.fleet.plan import BenchRequest, FleetPlan, size_text, steps_text
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
 from tasks.fleet.training_job import cancel_training, describe_cancelled
 from tasks.settings.layers import Settings, load
@@ -177,43 +177,32 @@ def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> 
 
 def _show_plan(fleet_plan: FleetPlan, repeats: int) -> CommandResult:
     """Print the plan and return it."""
-    run, expected_by_trial = fleet_plan.run, fleet_plan.expected_sec
+    run = fleet_plan.run
     repeated = f" ({repeats} repeats)" if repeats > 1 else ""
     print(
         f"plan: suite {run.suite}, profile {run.profile}, {formatting.count(len(run.planned), 'trial')}{repeated} "
         f"over {formatting.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
     )
     is_mixed = not all(planned.trial.workload.is_compared for planned in run.planned)
-    rows = plain_table(*(("trial", "kind", "size") if is_mixed else ("trial", "seq x batch")), "steps", "expected")
-    rows.add_column("why")
+    rows = plain_table(*(("trial", "kind", "size") if is_mixed else ("trial", "seq x batch")), "steps", "why")
     # One row per trial: the plan holds a trial once per worker and repeat.
     for planned in {planned.trial.trial_id: planned for planned in run.planned}.values():
-        trial, expected = planned.trial, expected_by_trial[planned.trial_id]
-        time_text = "-" if expected is None else formatting.clock(expected)
+        trial = planned.trial
         rows.add_row(
             Text(trial.trial_id),
             *([trial.kind] if is_mixed else []),
             size_text(trial),
             steps_text(trial),
-            time_text,
             Text(escape_controls(trial.reason)),
         )
     console().print(rows)
-    print(f"on {', '.join(run.workers)}")
-    total = expected_total_sec(fleet_plan)
-    expected_time = "unknown (some trials have never run here)" if total is None else f"about {formatting.clock(total)}"
-    print(f"expected time: {expected_time}; nothing was changed")
+    print(f"on {', '.join(run.workers)}; nothing was changed")
     trials = [
-        {
-            "trial_id": planned.trial_id,
-            "worker": planned.worker,
-            "expected_sec": expected_by_trial[planned.trial_id],
-            "trial": planned.trial.to_json(),
-        }
+        {"trial_id": planned.trial_id, "worker": planned.worker, "trial": planned.trial.to_json()}
         for planned in run.planned
     ]
     facts = {"suite": run.suite, "profile": run.profile, "workers": run.workers}
-    return CommandResult(data={**facts, "expected_sec": total, "trials": trials})
+    return CommandResult(data={**facts, "trials": trials})
 
 
 def _resume(settings: Settings, options: BenchOptions) -> CommandResult | None:

@@ -8,7 +8,7 @@ Displayed rates are momentary; the report has the measured ones.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -39,10 +39,7 @@ class WorkerRow:
 
 
 class FleetView(View):
-    """Live display of one run: pass every event to `handle`, from any thread. Use as a context manager.
-
-    `expected_sec` maps a trial id to the expected seconds of one attempt, None if unknown.
-    """
+    """Live display of one run: pass every event to `handle`, from any thread. Use as a context manager."""
 
     def __init__(
         self,
@@ -50,7 +47,6 @@ class FleetView(View):
         run_id: str,
         planned: Sequence[PlannedTrial],
         workers: Sequence[str],
-        expected_sec: Mapping[str, float | None],
         console: Console | None = None,
         plain: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -58,7 +54,6 @@ class FleetView(View):
         super().__init__(console, plain, clock)
         self._run_id = run_id
         self._planned = {trial.trial_id: trial for trial in planned}
-        self._expected_sec = dict(expected_sec)
         self._rows = {worker: WorkerRow(worker=worker) for worker in workers}
         self._ends: dict[str, TrialStatus] = {}
         self._needs_login = False
@@ -107,12 +102,10 @@ class FleetView(View):
         return [row for row in self._rows.values() if row.trial_id is not None]
 
     def _worker_line(self, row: WorkerRow) -> Text:
-        """Return what a busy worker does, with the time since the trial's start and the expected one."""
-        expected = self._expected_sec.get(row.trial_id or "")
-        of = "" if expected is None else f" of about {formatting.clock(expected)}"
+        """Return what a busy worker does, with the time since the trial's start."""
         attempt = f" (attempt {row.attempt})" if row.attempt > 1 else ""
         elapsed = formatting.clock(self._clock() - row.since)
-        return self._escaped(f"{self._name(row, row.trial_id)}{attempt}: {_progress_text(row)}, {elapsed}{of}")
+        return self._escaped(f"{self._name(row, row.trial_id)}{attempt}: {_progress_text(row)}, {elapsed}")
 
     def _apply(self, event: FleetEvent) -> Text | None:
         row = self._rows.setdefault(event.worker, WorkerRow(worker=event.worker))
@@ -211,22 +204,7 @@ class FleetView(View):
         parts = [self._run_id, f"{len(ends)}/{len(self._planned)} trials ended"]
         parts += [f"{count} {label}" for count, label in ((failed, "failed"), (cancelled, "cancelled")) if count]
         parts.append(formatting.clock(self._clock() - self._started))
-        remaining = self._remaining_sec()
-        if remaining is not None and len(ends) < len(self._planned):
-            parts.append(f"about {formatting.clock(remaining)} left")
         return self._escaped((" · " if self._is_unicode() else " | ").join(parts), "bold red" if failed else "bold")
-
-    def _remaining_sec(self) -> float | None:
-        """Estimate the run's remaining time from the trials' expected times; None if one of these is unknown."""
-        running = {row.trial_id: row for row in self._rows.values() if row.trial_id is not None}
-        left: list[tuple[str, float | None]] = []
-        for trial_id, trial in self._planned.items():
-            expected, row = self._expected_sec.get(trial_id), running.get(trial_id)
-            if row is not None and expected is not None:
-                left.append((row.worker, max(0.0, expected - (self._clock() - row.since))))
-            elif trial_id not in self._ends:
-                left.append((trial.worker, expected))
-        return busiest_sec(left)
 
     def _name(self, row: WorkerRow, trial_id: str | None) -> str:
         """Return worker and trial, whose id contains the worker's name, too."""
@@ -250,16 +228,6 @@ def _progress_text(row: WorkerRow) -> str:
         text += f" {progress.step}/{progress.steps}" if progress.step > 0 else ""
         text += f", {number(progress.samples_per_sec)} samples/s" if progress.samples_per_sec is not None else ""
     return text
-
-
-def busiest_sec(trials: Iterable[tuple[str, float | None]]) -> float | None:
-    """Return the seconds of the busiest worker, from pairs of worker and seconds; None if some are unknown."""
-    worker_sec: dict[str, float] = {}
-    for worker, sec in trials:
-        if sec is None:
-            return None
-        worker_sec[worker] = worker_sec.get(worker, 0.0) + sec
-    return max(worker_sec.values(), default=0.0)
 
 
 def number(value: float | None) -> str:

@@ -1,6 +1,6 @@
 """Planning of a run: a request of trials becomes a record, and that a plan, which is run without the settings.
 
-Pure, except for reading git and old runs.
+Pure, except for reading git.
 """
 
 import dataclasses
@@ -17,7 +17,6 @@ from bench.records import Trial, TrialError, choose, schema, suite
 from bench.records import read_trials as bench_trials
 from bench.records.atomic_files import read_regular
 from bench.records.run import REPEATS, PlannedTrial, RunRecord
-from bench.records.status import TrialStatus
 from bench.records.training import DerivedSettings
 from bench.records.trial import MAX_BYTES
 from remote.cluster.kubeconfig import Target
@@ -25,11 +24,9 @@ from remote.fleet.retry_policy import RetryLimits
 from remote.hosts.host_protocol import Host
 from remote.hosts.local import run_git
 from tasks.clients.target_cluster import resolve_target
-from tasks.clients.workers import BenchProgram, bench_program, cluster_location, is_gang
+from tasks.clients.workers import BenchProgram, bench_program, cluster_location
 from tasks.errors import UsageError, file_errors, translate_errors
 from tasks.fleet.declared import data_options, with_training_configuration
-from tasks.fleet.live_display import busiest_sec
-from tasks.fleet.run_store import newest_results
 from tasks.settings.layers import Settings
 from tasks.settings.sources import display_path
 
@@ -58,7 +55,6 @@ class FleetPlan:
     hosts: Sequence[Host]
     program: BenchProgram
     limits: RetryLimits
-    expected_sec: Mapping[str, float | None]
     notify_command: Sequence[str]
     target: Target | None
 
@@ -126,7 +122,6 @@ def plan_fleet(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence
             max_attempts=fleet.max_attempts,
             max_streams=connector.max_streams,
         ),
-        expected_sec=expected_sec(settings.results_folder, run),
         notify_command=settings.notify.command,
         target=resolve_target(settings) if connector.is_cluster else None,
     )
@@ -269,30 +264,3 @@ def git_state(root: Path) -> dict[str, Any]:
     sha, changes = run_git(root, "rev-parse", "HEAD"), run_git(root, "status", "--porcelain")
     is_known = sha is not None and changes is not None
     return {"git_sha": sha if is_known else None, "git_dirty": changes != "" if is_known else None}
-
-
-def expected_sec(results_folder: Path, run: RunRecord) -> dict[str, float | None]:
-    """Estimate each planned trial's seconds from the last success of its configuration here; None without one."""
-    digests = {planned.trial.digest() for planned in run.planned}
-    known: dict[str, float] = {}
-    for results in newest_results(results_folder):
-        times_by_digest: dict[str, list[float]] = {}
-        for result in results:
-            if result.status is TrialStatus.SUCCEEDED and result.wall_time_sec is not None:
-                times_by_digest.setdefault(result.trial.digest(), []).append(result.wall_time_sec)
-        known = {digest: max(times) for digest, times in times_by_digest.items()} | known
-        if digests <= known.keys():
-            break
-    return {planned.trial_id: known.get(planned.trial.digest()) for planned in run.planned}
-
-
-def expected_total_sec(plan: FleetPlan) -> float | None:
-    """Return the run's expected length in seconds; None if that of a trial is unknown.
-
-    Trials over several pods follow all others, one after the other.
-    """
-    gangs, others = list[tuple[str, float | None]](), list[tuple[str, float | None]]()
-    for each in plan.run.planned:
-        (gangs if is_gang(plan.run, each) else others).append((each.worker, plan.expected_sec[each.trial_id]))
-    parts = busiest_sec(others), busiest_sec(gangs)
-    return None if None in parts else sum(filter(None, parts))

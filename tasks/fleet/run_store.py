@@ -67,16 +67,14 @@ def newest_training(results_folder: Path) -> str | None:
     return next((folder.name for folder in folders if is_training(folder)), None)
 
 
-def newest_results(results_folder: Path) -> Iterator[list[TrialResult]]:
-    """Yield the results of each of the newest runs, newest first, without unreadable ones (the report lists those)."""
+def newest_results(results_folder: Path) -> Iterator[TrialResult]:
+    """Yield the results of the newest runs, newest first, without unreadable ones (the report lists those)."""
     # `latest` is a symbolic link.
     trials_folders = [folder for folder in results_folder.glob(f"*/{TRIALS_FOLDER}") if not folder.parent.is_symlink()]
     for folder in sorted(trials_folders, reverse=True)[:_MAX_HISTORY_RUNS]:
-        results = []
         for path in sorted(folder.glob(f"*/{RESULT_FILE}")):
             with contextlib.suppress(ResultError):
-                results.append(TrialResult.read(path))
-        yield results
+                yield TrialResult.read(path)
 
 
 def newest_trainings(results_folder: Path) -> Iterator[tuple[TrialResult, TrainingRecord]]:

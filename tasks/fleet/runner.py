@@ -111,7 +111,6 @@ def run_trials(plan: FleetPlan, ledger: Ledger, *, plain: bool) -> None:
         run_id=run.run_id,
         planned=[planned for planned in run.planned if planned.trial_id in still_open],
         workers=[host.name for host in plan.hosts],
-        expected_sec=plan.expected_sec,
         plain=plain,
     )
     was_stopped = False

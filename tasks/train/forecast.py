@@ -14,7 +14,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from bench.records import Trial, schema, student
@@ -398,7 +398,7 @@ def _next_value(values: Sequence[float], spread: float) -> Amount:
 
 def _step_sec(settings: Settings, trial: Trial, probe: ProbeResult, rows: int) -> tuple[Amount | None, str]:
     """Predict the seconds of a step of `rows` packed rows on one worker, without communication; and name the source."""
-    results = chain.from_iterable(newest_results(settings.results_folder))
+    results = newest_results(settings.results_folder)
     comparable = [result for result in results if _is_comparable(result, trial, probe)]
     if comparable:
         measured = measure([ProcessSteps.from_result(result) for result in comparable])
@@ -455,7 +455,7 @@ def _all_reduce_sec(settings: Settings, probe: ProbeResult, workers: int, bytes_
     """Predict a step's gradient all-reduce without overlap, from the bandwidth last measured between workers."""
     if workers == 1:
         return None
-    for result in chain.from_iterable(newest_results(settings.results_folder)):
+    for result in newest_results(settings.results_folder):
         if (
             not result.trial.workload.measures_scaling
             or result.status is not TrialStatus.SUCCEEDED

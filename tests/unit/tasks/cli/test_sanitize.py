@@ -140,7 +140,7 @@ def test_the_sequences_of_a_live_table_are_not_escaped(monkeypatch: pytest.Monke
     monkeypatch.setattr("sys.stdout", stdout)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    with FleetView(run_id=HOSTILE, planned=[], workers=["w"], expected_sec={}):
+    with FleetView(run_id=HOSTILE, planned=[], workers=["w"]):
         pass
     with Live(console=console_of_tables(), auto_refresh=False) as live:
         live.update(Text("alive", style="bold"), refresh=True)

@@ -6,30 +6,24 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from invoke import Context
 
 from bench.records import Trial, suite
-from bench.records.run import PlannedTrial, RunRecord
-from bench.records.status import TrialStatus
+from bench.records.run import PlannedTrial
 from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions
 from bench.records.trial import SUITE_NAMES
-from remote.hosts.connectors import CONNECTORS
 from tasks.errors import UsageError
 from tasks.fleet import plan
 from tasks.fleet.plan import (
-    expected_total_sec,
-    plan_fleet,
     plan_trials,
     read_trials,
     size_text,
     steps_text,
 )
-from tasks.settings.layers import Settings, load
-from tests.support.reports import synthetic
+from tasks.settings.layers import load
 
 MakeContext = Callable[..., Context]
 TRIALS = suite("quick", "tiny", "models/m", "data/d.jsonl")[:2]
@@ -41,11 +35,6 @@ FULL = suite("full", "tiny", "models/m", "data/d.jsonl")
 
 def planned_ids(repeats: int = 1) -> list[str]:
     return [planned.trial_id for planned in plan_trials(TRIALS, WORKERS, repeats)]
-
-
-def fleet_plan(run: RunRecord, expected: dict[str, float | None]) -> plan.FleetPlan:
-    made: Any = SimpleNamespace(run=run, expected_sec=expected)
-    return made
 
 
 def orders(planned: Sequence[PlannedTrial]) -> dict[str | None, list[str]]:
@@ -109,39 +98,6 @@ def test_each_repeat_has_an_id_of_its_own() -> None:
     named = planned_ids(3)
     assert max(Counter(named).values()) == 1
     assert Counter(name.rsplit(".", 1)[1] for name in named) == dict.fromkeys(("r1", "r2", "r3"), len(named) // 3)
-
-
-def test_a_trial_is_expected_to_take_what_its_slowest_success_in_the_newest_run_took(tmp_path: Path) -> None:
-    known, unknown = synthetic.quick()
-    for run_id, first, second, broken in (("20260301", 90.0, 91.0, 92.0), ("20260302", 20.0, 30.0, 40.0)):
-        run = synthetic.record((known,), workers=3, run_id=run_id)
-        outcomes = (TrialStatus.SUCCEEDED, first), (TrialStatus.SUCCEEDED, second), (TrialStatus.FAILED, broken)
-        results = [
-            synthetic.result(
-                planned, status=end, reason=None if end is TrialStatus.SUCCEEDED else "it broke", wall_time_sec=sec
-            )
-            for planned, (end, sec) in zip(run.planned, outcomes, strict=True)
-        ]
-        synthetic.write_results(tmp_path / "results" / run_id, run, results)
-    run = synthetic.record((known, unknown), workers=["w"])
-    made = plan_fleet(Settings(root=tmp_path), run, tmp_path, [])
-    assert made.expected_sec == {f"{known.trial_id}.w": 30.0, f"{unknown.trial_id}.w": None}
-    assert expected_total_sec(made) is None
-
-
-def test_a_run_is_expected_to_take_as_long_as_its_busiest_worker() -> None:
-    run = synthetic.record(workers=10)  # each worker runs both, in parallel with the others
-    known = dict(zip((trial.name for trial in synthetic.quick()), (30.0, 10.0), strict=True))
-    expected = {planned.trial_id: known[planned.trial.name] for planned in run.planned}
-    assert expected_total_sec(fleet_plan(run, expected)) == 40.0
-
-
-def test_trials_that_take_several_pods_at_once_are_expected_after_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CONNECTORS, "nomad", CONNECTORS["pods"])
-    trials = (*TRIALS, *suite("distributed", "tiny", "models/m", "data/d.jsonl")[:2])
-    planned = plan_trials(trials, WORKERS, is_over_pods=True)
-    run = synthetic.record(trials, workers=WORKERS, planned=planned, fleet_kind="nomad")
-    assert expected_total_sec(fleet_plan(run, {trial.trial_id: 10.0 for trial in planned})) == 40.0
 
 
 @pytest.mark.parametrize(
