@@ -189,7 +189,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 # Out of memory --------------------------------------------------------------------------------------------------------
 
-_UNITS = {"bytes": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 # torch on CUDA: "Tried to allocate 2.00 GiB"; torch on the CPU: "you tried to allocate 8589934592 bytes".
 _REQUESTED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|[KMGT]iB)", re.IGNORECASE)
 # "GPU 0 has a total capacity of 23.68 GiB of which 1.20 GiB is free"; torch 2.1 spelled it "capacty".
@@ -202,9 +201,9 @@ def explain_out_of_memory(
     trial: Trial, phase: str, message: str, peak_bytes: int | None, kind: str = "VRAM"
 ) -> tuple[str, str]:
     """Return (the failed allocation and the peak before it, what to try next), one line each."""
-    requested = requested_bytes(message)
+    requested = requested_size(message)
     prefix = rank[0] if (rank := _RANK.match(message)) else ""
-    allocation = message[:160] if requested is None else f"{prefix}{_size(requested)} more were requested"
+    allocation = message[:160] if requested is None else f"{prefix}{requested} more were requested"
     parts = [f"out of memory: {allocation}"]
     if free := _FREE.search(message):
         parts[0] += f" with {free[2]} of {free[1]} free"
@@ -216,13 +215,12 @@ def explain_out_of_memory(
     return "; ".join(parts), f"next to try, in this order: {', '.join(_CHANGES[name] for name in fields)}"
 
 
-def requested_bytes(message: str) -> int | None:
+def requested_size(message: str) -> str | None:
     """Parse the size of the failed allocation from an allocator's message; None if the message has no size."""
     match = _REQUESTED.search(message)
     if match is None:
         return None
-    unit = next(shift for name, shift in _UNITS.items() if name.lower() == match[2].lower())
-    return round(float(match[1]) * (1 << unit))
+    return _size(int(match[1])) if match[2] == "bytes" else f"{match[1]} {match[2]}"
 
 
 # A field's value that needs least memory, and the change towards it.

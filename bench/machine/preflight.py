@@ -48,27 +48,20 @@ def check_gpus(trial: Trial) -> GpuNeighbours:
 def require_gpus_for(profile: str) -> list[nvml.Gpu]:
     """Return the GPUs that CUDA will see. Raises InputError if the profile needs one and none can be used."""
     gpus = nvml.visible_gpus()
-    if profile == "gpu":
-        require_visible_gpu(
-            gpus, has_device_file=nvml.has_device_file(), visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES")
-        )
-    return gpus
-
-
-def require_visible_gpu(gpus: Sequence[nvml.Gpu], *, has_device_file: bool, visible_devices: str | None) -> None:
-    """Raise InputError if no GPU can be used. `has_device_file`: a device file exists, even without the library."""
-    if gpus:
-        return
+    if profile != "gpu" or gpus:
+        return gpus
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_devices is not None and visible_devices.strip() in nvml.HIDE_ALL_VALUES:
         raise InputError(
             f"profile gpu needs a GPU, and CUDA_VISIBLE_DEVICES={visible_devices!r} hides all",
             remedy="unset it, or use profile tiny (bench.profile)",
         )
-    if not has_device_file:
+    if not nvml.has_device_file():  # a device file without the library is a GPU
         raise InputError(
             "profile gpu needs an NVIDIA GPU, and none is here (no /dev/nvidia0)",
             remedy="in a pod, request nvidia.com/gpu; on this machine, use profile tiny (bench.profile)",
         )
+    return gpus
 
 
 def inspect_gpus(

@@ -52,8 +52,6 @@ COLUMNS = (
     "gpu_other_processes",  # pid:bytes separated by spaces; "none"; "unknown" if the pids cannot be distinguished
     "process_cpu_percent",  # percent of one core, over the process tree without this sampler
     "process_rss_bytes",
-    "load_average_1min",
-    "sampler_cpu_sec",
 )
 UNKNOWN, NONE = "unknown", "none"
 # Inode of the host's process namespace, equal on every Linux. The library reports pids of that namespace.
@@ -200,8 +198,6 @@ class Sampler:
             "phase": self.phase,
             "process_cpu_percent": None if percent is None else round(percent, 1),
             "process_rss_bytes": resident,
-            "load_average_1min": round(os.getloadavg()[0], 2),
-            "sampler_cpu_sec": round(time.process_time(), 4),
         }
         return [{**common, **row} for row in self._gpu.read(self._host.tree) or [{}]]
 

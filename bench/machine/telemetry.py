@@ -54,11 +54,10 @@ Row: TypeAlias = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class TelemetrySummary:
-    """Summary of the rows. `cost_percent` is the sampler's share of one core."""
+    """Summary of the rows."""
 
     measurements: list[Measurement] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
-    cost_percent: float | None = None
 
 
 @contextlib.contextmanager
@@ -96,7 +95,6 @@ def record_telemetry(record: Record, stops: StopSignals | None = None) -> Iterat
     measurements = [*summary.measurements, *wait_summary.measurements]
     record.observed += measurements
     record.flags += [flag for flag in (*summary.flags, *wait_summary.flags) if flag not in record.flags]
-    record.fingerprint["telemetry_cost_percent"] = summary.cost_percent
     if measurements:
         record.log("telemetry: " + ", ".join(format_measurement(measurement) for measurement in measurements))
 
@@ -233,7 +231,6 @@ def summarize_rows(rows: Sequence[Row]) -> TelemetrySummary:
     return TelemetrySummary(
         measurements=measurements,
         flags=[*_slowdown_flags(window), *_other_process_flags(window)],
-        cost_percent=_cost_percent(rows),
     )
 
 
@@ -285,12 +282,3 @@ def _other_process_flags(rows: Sequence[Row]) -> list[str]:
                 pid, _, used = word.partition(":")
                 max_bytes[int(pid)] = max(max_bytes[int(pid)], int(used))
     return [f"{describe_process(pid, used)} was on the GPU" for pid, used in max_bytes.items()]
-
-
-def _cost_percent(rows: Sequence[Row]) -> float | None:
-    if len(rows) < 2:
-        return None
-    first, last = rows[0], rows[-1]
-    seconds = float(last["elapsed_sec"]) - float(first["elapsed_sec"])
-    spent = float(last["sampler_cpu_sec"]) - float(first["sampler_cpu_sec"])
-    return round(100.0 * spent / seconds, 2) if seconds > 0 else None

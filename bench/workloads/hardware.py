@@ -10,6 +10,7 @@ bits on a Hopper), which measure the kernel launch rate.
 """
 
 import contextlib
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -158,12 +159,13 @@ def _product(session: TorchSession, dtype: str, size: int, operand_bytes: int) -
     """Return a function that multiplies the next pair of operands; pairs rotate to defeat caches."""
     torch = session.modules.torch
     width = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}[dtype]
-    pairs = max(1, math.ceil(operand_bytes / (2 * width * size * size)))
-    operands = [(_random(session, dtype, size), _random(session, dtype, size)) for _ in range(pairs)]
+    count = max(1, math.ceil(operand_bytes / (2 * width * size * size)))
+    pairs = itertools.cycle([(_random(session, dtype, size), _random(session, dtype, size)) for _ in range(count)])
     if dtype == "fp8":
         unit_scale = torch.ones((), dtype=torch.float32, device=session.placement.device)
 
-    def multiply(a: Any, b: Any) -> object:
+    def multiply() -> object:
+        a, b = next(pairs)
         # The tensor cores' int8 and fp8 kernels take the second operand column-major, hence its transpose.
         if dtype == "int8":
             return torch._int_mm(a, b.t())
@@ -171,14 +173,7 @@ def _product(session: TorchSession, dtype: str, size: int, operand_bytes: int) -
             return torch._scaled_mm(a, b.t(), scale_a=unit_scale, scale_b=unit_scale, out_dtype=torch.bfloat16)
         return a @ b
 
-    calls = 0
-
-    def call() -> object:
-        nonlocal calls
-        calls += 1
-        return multiply(*operands[calls % pairs])
-
-    return call
+    return multiply
 
 
 def _random(session: TorchSession, dtype: str, size: int) -> Any:

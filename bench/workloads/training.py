@@ -126,12 +126,13 @@ def _add_ceilings(record: Record, session: TorchSession, config: Mapping[str, An
     size = hardware.QUICK_SIZE if session.placement.is_cuda else CPU_SIZE
     try:
         ceiling = _ceiling(session, dtype)
-    except hardware.Unsupported as error:
-        return _add_missing_ceilings(record, dtype, size, str(error))
     except Exception as error:
-        if not is_out_of_memory(error):
+        if not isinstance(error, hardware.Unsupported) and not is_out_of_memory(error):
             raise
-        return _add_missing_ceilings(record, dtype, size, "not enough memory left next to the training")
+        note = str(error) if isinstance(error, hardware.Unsupported) else "not enough memory left next to the training"
+        record.add("matmul_tflops", None, note=note, dtype=dtype, size=size)
+        record.add("mfu_percent", None, note="no measured matrix product to compare with", formula=FORMULA)
+        return
     chip = gpu_specs.lookup(record.fingerprint["gpu_name"])
     share = gpu_specs.share_percent(ceiling.median, None if chip is None else chip.matmul_tflops(dtype))
     record.add("matmul_tflops", ceiling, share_percent=share, dtype=dtype, size=size)
@@ -147,7 +148,6 @@ def _add_ceilings(record: Record, session: TorchSession, config: Mapping[str, An
         matmul_dtype=dtype,
         formula=FORMULA,
     )
-    return None
 
 
 def _ceiling(session: TorchSession, dtype: str) -> Interval:
@@ -155,8 +155,3 @@ def _ceiling(session: TorchSession, dtype: str) -> Interval:
         session.modules.torch.cuda.empty_cache()  # the training's cached blocks may fill the memory
         return hardware.bf16_matmul_tflops(session)
     return hardware.matmul_tflops(session, dtype, CPU_SIZE, budget_sec=CPU_SEC, operand_bytes=0)
-
-
-def _add_missing_ceilings(record: Record, dtype: str, size: int, note: str) -> None:
-    record.add("matmul_tflops", None, note=note, dtype=dtype, size=size)
-    record.add("mfu_percent", None, note="no measured matrix product to compare with", formula=FORMULA)

@@ -25,7 +25,6 @@ _TRIAL_SPECIFIC = frozenset(
         "gpu_uuid",
         "seed",
         "lora_weights_sha256",
-        "telemetry_cost_percent",
         "peak_vram_reserved_bytes",
         "rank_peak_rss_bytes",
     }

@@ -150,15 +150,15 @@ CPU = "[enforce fail at alloc_cpu.cpp:132] err == 0. DefaultCPUAllocator: can't 
 @pytest.mark.parametrize(
     ("message", "size"),
     [
-        (CUDA, 2_684_354_560),
-        (CUDA_2_1, 20 << 20),
-        (f"{CPU}8589934592 bytes. Error code 12", 8 << 30),
+        (CUDA, "2.50 GiB"),
+        (CUDA_2_1, "20.00 MiB"),
+        (f"{CPU}8589934592 bytes. Error code 12", "8.00 GiB"),
         ("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", None),
         ("std::bad_alloc", None),
     ],
 )
 def test_the_failed_allocation_is_parsed_from_the_allocators_message(message, size):
-    assert termination.requested_bytes(message) == size
+    assert termination.requested_size(message) == size
 
 
 @pytest.mark.parametrize("case", load_cases(__file__, "out_of_memory.yaml"))
