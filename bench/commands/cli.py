@@ -288,8 +288,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
     trial_inputs.check_trials(
         trial.with_derived(derived[trial.trial_id]) if trial.derive else trial for trial in trials
     )
-    model_facts = {name: getattr(model, name) for name in ("path", "sha256", "parameters", "bytes", "files")}
-    data_facts = {name: getattr(data, name) for name in ("path", "sha256", "samples")}
+    model_facts = {"path": arguments.model, **dataclasses.asdict(model)}
+    data_facts = {"path": arguments.data, **dataclasses.asdict(data)}
     derived_values = {trial_id: fitted.values for trial_id, fitted in derived.items()}
     return _print_json({"model": model_facts, "data": data_facts, "derived": derived_values})
 

@@ -7,7 +7,6 @@ of a JSON array. A file may not grow without bound when it is unpacked.
 
 import codecs
 import csv
-import hashlib
 import io
 import json
 import os
@@ -22,7 +21,7 @@ from pyarrow import parquet
 from bench.data.formats import DECIDING_KEYS, FORMATS, detect_format, shorten
 from bench.data.inputs import InputError
 from bench.records import schema
-from bench.records.atomic_files import open_regular
+from bench.records.atomic_files import hash_file, open_regular
 from bench.records.units import format_mib
 
 MAX_FILES = 10_000  # files that may match a pattern
@@ -131,7 +130,7 @@ class DataRows:
                 raise InputError(f"{self.path}: is a folder", remedy=f"name a pattern like FOLDER/*.parquet, or {READ}")
             with open_regular(self.path) as file:
                 before = os.fstat(file.fileno())
-                self.sha256, self.bytes = _sha256(file), before.st_size
+                self.sha256, self.bytes = hash_file(file), before.st_size
                 file.seek(0)
                 for number, row in self._rows(file):
                     if isinstance(row, bytes) and len(row) > MAX_ROW_BYTES:
@@ -180,16 +179,9 @@ def sha256_of(path: Path) -> str:
     """Hash a data file as `DataRows` does, without its rows. Raises InputError."""
     try:
         with open_regular(path) as file:
-            return _sha256(file)
+            return hash_file(file)
     except OSError as error:
         raise _unreadable(path, error) from error
-
-
-def _sha256(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while chunk := file.read(CHUNK_BYTES):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _unreadable(path: Path, error: OSError) -> InputError:

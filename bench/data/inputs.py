@@ -20,16 +20,11 @@ class InputRejected(InputError):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """Facts about a usable model folder. `sha256` covers only the files that affect the computation.
+    """Facts about a usable model folder. `sha256` and `bytes` are those of the files that affect the computation."""
 
-    `files` is their number, `bytes` their total size.
-    """
-
-    path: str
     sha256: str
     parameters: int
     bytes: int
-    files: int
     max_position_embeddings: int
 
 
@@ -37,7 +32,6 @@ class ModelFacts:
 class DataFacts:
     """Facts about a usable data file. `samples` counts lines with an answer, `skipped` the others."""
 
-    path: str
     sha256: str
     samples: int
     skipped: int

@@ -84,13 +84,12 @@ def check_model(folder: Path) -> ModelFacts:
             )
         _check_head(folder, config, geometry, files)
         _check_tokenizer(folder, geometry.vocabulary)
-        names = ["config.json", *files, *(name for name in (INDEX, *TOKENIZER_FILES) if (folder / name).is_file())]
+        optional = (name for name in (INDEX, *TOKENIZER_FILES) if (folder / name).is_file())
+        names = sorted({"config.json", *files, *optional})
         return ModelFacts(
-            path=str(folder),
-            sha256=_digest(folder, sorted(set(names))),
+            sha256=_digest(folder, names),
             parameters=sum(math.prod(shape) for file_shapes in files.values() for shape in file_shapes.values()),
-            bytes=sum((folder / name).stat().st_size for name in set(names)),
-            files=len(set(names)),
+            bytes=sum((folder / name).stat().st_size for name in names),
             max_position_embeddings=geometry.positions,
         )
     except OSError as error:

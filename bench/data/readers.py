@@ -188,7 +188,7 @@ def read_data(path: Path, options: DataOptions = DEFAULT_DATA_OPTIONS) -> tuple[
     if not kept:
         raise InputError(f"{path}: none of {data.lines} chats has an answer", remedy="name a file with answers")
     samples = next(count)
-    facts = DataFacts(path=data.path, sha256=data.sha256, samples=samples, skipped=data.lines - samples)
+    facts = DataFacts(sha256=data.sha256, samples=samples, skipped=data.lines - samples)
     return facts, [conversation for conversation, _ in sorted(kept, key=lambda item: item[1])]
 
 

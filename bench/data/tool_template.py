@@ -6,6 +6,7 @@ by a template's name: a short conversation with a call is rendered in each shape
 contains the call and its result.
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -63,14 +64,13 @@ class ToolTemplate:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._shapes: dict[bool, Shape | str] = {}  # with and without tools: the shape, or why no shape fits
-        self._writes_tools: bool | None = None
 
     def messages(self, conversation: Conversation) -> tuple[list[dict[str, Any]], bool]:
         """Return the conversation's messages in the template's shape, and whether it leaves a call turn's text out.
 
         Raises InputError, with the line, if the template does not write its tools or tool turns.
         """
-        if conversation.tools and not self._has_tools():
+        if conversation.tools and not self._writes_tools:
             raise InputError(
                 f"{conversation.location}: tools: the model's chat template does not write them", remedy=REMEDY
             )
@@ -94,14 +94,13 @@ class ToolTemplate:
                     messages[index] = _result_turn(messages, index, shape, identifiers)
         return messages, is_text_lost
 
-    def _has_tools(self) -> bool:
-        if self._writes_tools is None:
-            turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": TEXT}]
-            self._writes_tools = any(
-                DESCRIPTION in self._render(messages, PROBE_TOOLS, prompt=prompt)
-                for messages, prompt in ((turns, False), (turns[:1], True))
-            )
-        return self._writes_tools
+    @functools.cached_property
+    def _writes_tools(self) -> bool:
+        turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": TEXT}]
+        return any(
+            DESCRIPTION in self._render(messages, PROBE_TOOLS, prompt=prompt)
+            for messages, prompt in ((turns, False), (turns[:1], True))
+        )
 
     def _shape(self, conversation: Conversation) -> Shape:
         has_tools = bool(conversation.tools)

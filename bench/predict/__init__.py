@@ -4,5 +4,5 @@ chips: speed and memory of a training on every known chip
 fit: the fastest configuration of a training that fits a GPU
 flops: FLOP per token
 memory: peak GPU memory
-throughput: rate, padding and memory of a list of trials or of a training, before any starts
+throughput: speed of a training's positions, and its forecast on this machine's GPU
 """

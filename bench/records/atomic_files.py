@@ -107,9 +107,14 @@ _FILE_TYPES = {
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file, read in chunks. Raises OSError."""
-    digest = hashlib.sha256()
+    """Return the sha256 of a file. Raises OSError."""
     with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
+        return hash_file(file)
+
+
+def hash_file(file: BinaryIO) -> str:
+    """Return the sha256 of what follows in an open file, read in chunks. Raises OSError."""
+    digest = hashlib.sha256()
+    while chunk := file.read(CHUNK_BYTES):
+        digest.update(chunk)
     return digest.hexdigest()

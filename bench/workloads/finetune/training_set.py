@@ -56,7 +56,7 @@ def check_inputs(trial: Trial) -> Inputs:
     digest = hashlib.sha256("".join(file.sha256 for file in all_files).encode()).hexdigest()
     samples = sum(file.lines for file in files)
     skipped = sum(file.bad_lines.count for file in files)
-    return model, DataFacts(path=trial.data, sha256=digest, samples=samples, skipped=skipped), []
+    return model, DataFacts(sha256=digest, samples=samples, skipped=skipped), []
 
 
 def check_digests(planned: Mapping[str, str], current: Mapping[str, str]) -> None:

@@ -1,14 +1,11 @@
-"""Dummy architectures, added by nothing but their registration, and the registered families: trained, predicted,
+"""A dummy architecture, added by nothing but its registration, and the registered families: trained, predicted,
 checked, merged, decoded.
-
-`plain` is Llama under another model type, `refused` the same with arithmetic that only transformers knows, `joined` has
-q k v and gate up in one layer each, as Phi3.
 """
 
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +14,7 @@ import pytest
 
 from bench.adapter import check, merge
 from bench.architectures import architecture, families
-from bench.architectures.architecture import Architecture, Feature, LinearLayer, register
+from bench.architectures.architecture import register
 from bench.data import trial_inputs
 from bench.data.inputs import InputError
 from bench.data.model_folder import check_model, read_config
@@ -41,81 +38,45 @@ pytestmark = [
     pytest.mark.usefixtures("short_answers"),
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning"),
 ]
-JOINED = (
-    LinearLayer("self_attn.qkv_proj", "qkv", ("query", "key", "key")),
-    LinearLayer("self_attn.o_proj", "out", ("hidden",)),
-    LinearLayer("mlp.gate_up_proj", "gate_up", ("inner", "inner")),
-    LinearLayer("mlp.down_proj", "down", ("hidden",)),
-)
-REASON = "arithmetic that only transformers knows"
-DUMMIES: dict[str, tuple[Architecture, str]] = {
-    "plain": (dataclasses.replace(families.LLAMA, model_types=("plain",)), "Llama"),
-    "refused": (
-        dataclasses.replace(families.LLAMA, model_types=("refused",), features=lambda _config: {Feature.OTHER: REASON}),
-        "Llama",
-    ),
-    "joined": (dataclasses.replace(families.LLAMA, model_types=("joined",), linear_layers=JOINED), "Phi3"),
-}
+TINY_TOKENS = {"pad_token_id": 0, "eos_token_id": 1}
 
 
 @pytest.fixture(scope="module")
-def folders(modules, tmp_path_factory) -> Iterator[dict[str, Path]]:
-    """Model folders by model type; the types are registered here and with transformers."""
-    transformers, root = modules.transformers, tmp_path_factory.mktemp("dummies")
-    paths = {}
+def folder(modules, tmp_path_factory) -> Iterator[Path]:
+    """Model folder of a type that is registered here and with transformers: Llama under another name."""
+    transformers = modules.transformers
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(architecture, "_BY_MODEL_TYPE", dict(architecture._BY_MODEL_TYPE))
-        for name, (dummy, family) in DUMMIES.items():
-            register(dummy)
-            config = type("Config", (getattr(transformers, f"{family}Config"),), {"model_type": name})
-            bases = (getattr(transformers, f"{family}ForCausalLM"),)
-            transformers.AutoConfig.register(name, config, exist_ok=True)
-            model = type("Model", bases, {"config_class": config})
-            transformers.AutoModelForCausalLM.register(config, model, exist_ok=True)
-            tokens = {"pad_token_id": 0, "eos_token_id": 1}
-            paths[name] = tiny_training.make_folder(modules, root / f"tiny--{name}", model_type=name, **tokens)
-        yield paths
-
-
-@pytest.fixture
-def lab(modules, folders, tmp_path) -> Callable[..., Lab]:
-    """Return a factory of a training of a dummy with adapters on all its linear layers."""
-    data = tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
-
-    def make(name: str, **changes: Any) -> Lab:
-        fields = {"lora_targets": ALL_LINEAR, "lora_dropout": 0.0, "training": {"max_steps": 3}} | changes
-        return Lab.create(modules, tiny_training.plan(folders[name], data, **fields)).load_inputs()
-
-    return make
+        register(dataclasses.replace(families.LLAMA, model_types=("dummy",)))
+        config = type("Config", (transformers.LlamaConfig,), {"model_type": "dummy"})
+        transformers.AutoConfig.register("dummy", config, exist_ok=True)
+        model = type("Model", (transformers.LlamaForCausalLM,), {"config_class": config})
+        transformers.AutoModelForCausalLM.register(config, model, exist_ok=True)
+        path = tmp_path_factory.mktemp("dummy") / "tiny--dummy"
+        yield tiny_training.make_folder(modules, path, model_type="dummy", **TINY_TOKENS)
 
 
 def losses(lab: Lab) -> list[float]:
     return [line["step"]["loss"] for line in lab.reports if "step" in line]
 
 
-@pytest.mark.parametrize("name", ["refused", "joined"])
-def test_a_registered_architecture_is_checked_predicted_trained_and_merged(folders, lab, tmp_path, name, monkeypatch):
-    folder, config = folders[name], read_config(folders[name])
+def test_a_registered_architecture_is_checked_predicted_trained_and_merged(modules, folder, tmp_path, monkeypatch):
+    config, data = read_config(folder), tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
     assert check_model(folder).parameters > flops.block_weights(config)
-    trained = {recipe: lab(name, recipe=recipe) for recipe in ("stock", "fast")}
+    fields = {"lora_targets": ALL_LINEAR, "lora_dropout": 0.0, "training": {"max_steps": 3}}
+    trained = {
+        recipe: Lab.create(modules, tiny_training.plan(folder, data, recipe=recipe, **fields)).load_inputs()
+        for recipe in ("stock", "fast")
+    }
     for recipe, each in trained.items():
         assert each.train(tmp_path / recipe) == "finished"
     assert losses(trained["fast"]) == pytest.approx(losses(trained["stock"]), rel=1e-4)
 
     trial = trained["fast"].trial
-    reason = REASON if name == "refused" else None
-    assert trial_inputs.unsupported_reason(config, trial, capability=None) == reason
     monkeypatch.setattr(nvml, "visible_gpus", list)
-    assert throughput.forecast(config, "", trial).recipe == trial_inputs.built_recipe(trial, reason)
-    # Llama's block has the same products, joined or not.
-    same = config | {"model_type": "llama"}
-    assert flops.block_weights(config) == flops.block_weights(same)
+    assert throughput.forecast(config, "", trial).recipe == "fast"
     assert flops.trial_flops(config, trial).forward > 2 * flops.block_weights(config)
-    attention = dataclasses.replace(trial, lora_targets=("o_proj",))
-    assert flops.trial_flops(config, attention) == flops.trial_flops(same, attention)
-    assert memory.peak_bytes(config, attention) == memory.peak_bytes(same, attention)
-    stock = trial_inputs.as_stock(attention)  # it copies a joined layer whole
-    assert (memory.peak_bytes(config, stock) > memory.peak_bytes(same, stock)) is (name == "joined")
+    assert memory.peak_bytes(config, trial) == memory.peak_bytes(config | {"model_type": "llama"}, trial)
 
     adapter = tmp_path / "fast" / "adapter"
     request = merge.MergeRequest(model=str(folder), adapter=str(adapter), out=str(tmp_path / "merged"), base="nf4")
@@ -128,27 +89,21 @@ def test_a_registered_architecture_is_checked_predicted_trained_and_merged(folde
 
 
 @pytest.mark.parametrize("recipe", ["stock", "fast"])
-def test_a_trial_of_a_registered_architecture_is_measured(folders, tmp_path, make_trial, make_record, recipe):
+def test_a_trial_of_a_registered_architecture_is_measured(folder, tmp_path, make_trial, make_record, recipe):
     data = tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
     sizes = {"max_seq_len": 48, "micro_batch_size": 2, "warmup_steps": 1, "measured_steps": 3}
-    trial = make_trial(model=str(folders["plain"]), data=str(data), recipe=recipe, **sizes)
+    trial = make_trial(model=str(folder), data=str(data), recipe=recipe, **sizes)
     record = make_record(trial)
     inputs = check_trial(trial)
     record.fingerprint |= {"cpu_model": "a test's", **fingerprint.input_facts(trial, *inputs[:2])}
     training.measure(record, inputs, StopSignals())
     assert (record.steps_done, record.fingerprint["recipe"]) == (4, recipe)
     (mfu,) = (item for item in record.measurements if item.name == "mfu_percent")
-    assert mfu.context["flop_per_token"] == flops.trial_flops(read_config(folders["plain"]), trial).model
+    assert mfu.context["flop_per_token"] == flops.trial_flops(read_config(folder), trial).model
 
 
-VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "patch_size": 14,
-}
-VISION |= {"image_size": 28}
+VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION |= {"patch_size": 14, "image_size": 28}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {"head_dim": 32},

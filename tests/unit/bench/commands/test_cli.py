@@ -27,8 +27,9 @@ def test_inspect_reports_the_inputs_or_rejects_them_in_one_line(capsys, model_fo
     assert cli.main(["inspect", "--model", str(model_folder), "--data", str(data_file)]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     document = json.loads(line)
-    assert set(document["model"]) == {"path", "sha256", "parameters", "bytes", "files"}
-    assert (set(document["data"]), document["data"]["samples"]) == ({"path", "sha256", "samples"}, 20)
+    assert document["model"].keys() >= {"path", "sha256", "parameters", "bytes"}
+    assert document["data"].keys() >= {"path", "sha256"}
+    assert document["data"]["samples"] == 20
     with data_file.open("a") as file:
         file.write("no chat\n")
     assert cli.main(["inspect", "--model", str(model_folder), "--data", str(data_file)]) == 2
