@@ -24,10 +24,7 @@ from tasks.cli.waiting import Wait
 from tasks.errors import ConfirmationRequired, UsageError, results_write_errors
 from tasks.settings.layers import load
 
-SHOWN_SETTINGS = (
-    *("recipe", "base_precision", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "optimizer"),
-    *("learning_rate", "max_seq_len", "micro_batch_size", "seed"),
-)
+SHOWN_SETTINGS = ("lora_dropout", "max_seq_len", "micro_batch_size", "seed")  # the results have the others
 
 
 def merge_adapter(
@@ -121,45 +118,34 @@ def render_card(trained: TrainedAdapter, check: AdapterCheck | None, base: str) 
     trial, record = trained.trial, trained.record
     model = Path(trial.model).name.replace("--", "/")
     front_matter = {"base_model": model, "library_name": "transformers", "tags": ["lora", "qlora-fleet"]}
+    warnings = [] if check is None else [hidden_change_warning(check, form) for form in check.forms]
+    settings = {name: getattr(trial, name) for name in SHOWN_SETTINGS}
+    if trial.training is not None and trial.training.data.system is not None:
+        settings["system"] = trial.training.data.system
+    if record.chat_template_sha256 is not None:
+        settings["chat_template"] = f"the training's own, sha256 {record.chat_template_sha256}"
+    tables = {
+        "Results": [*_results(trained), *(("check", warning) for warning in warnings if warning is not None)],
+        "Data, by sha256": list(trained.data_sha256s.items()),
+        "Settings": list(settings.items()),
+    }
     parts = [
         "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in front_matter.items()) + "---",
         f"# {formatting.markdown(model)}, fine-tuned: merged into its {base} base",
         f"Run {trained.run.run_id}, step {record.adapter_step:,}. Adapter sha256 `{record.adapter_sha256}`; base "
         f"sha256 `{trained.model_sha256}`, as `python -m bench inspect` computes it.",
-        "## Results\n\n" + _results(trained),
     ]
-    if check is not None:
-        rows = [
-            f"| {FORM_LABELS[form.name]} | {form.loss:.4f} | "
-            f"{'' if form.change is None else f'{form.change:+.4f}'} | {form.unended} of {len(form.answers)} |"
-            for form in check.forms
-        ]
-        header = "| form | held-out loss | change | answers that did not end |\n|---|---|---|---|"
-        title = f"## Held-out loss in each form, {len(check.examples):,} examples"
-        warnings = [hidden_change_warning(check, form) for form in check.forms]
-        lines = [formatting.markdown(warning) for warning in warnings if warning is not None]
-        parts.append("\n".join([title, "", header, *rows, *(["", *(f"- {line}" for line in lines)] if lines else [])]))
-    data = [f"| {formatting.markdown(path)} | `{sha256}` |" for path, sha256 in trained.data_sha256s.items()]
-    parts.append("## Data\n\n" + "\n".join(["| file | sha256 |", "|---|---|", *data]))
-    settings = {name: getattr(trial, name) for name in SHOWN_SETTINGS}
-    settings["recipe"] = record.fingerprint.get("recipe") or trial.recipe  # the one that was built after a fallback
-    training = trial.training
-    if training is not None and training.data.system is not None:
-        settings["system"] = training.data.system
-    if record.chat_template_sha256 is not None:
-        settings["chat_template"] = f"the training's own, sha256 {record.chat_template_sha256}"
-    values = [f"| {name} | {formatting.markdown(str(value))} |" for name, value in settings.items()]
-    parts.append("## Settings\n\n" + "\n".join(["| | |", "|---|---|", *values]))
+    for title, rows in tables.items():
+        lines = [f"| {formatting.markdown(name)} | {formatting.markdown(str(value))} |" for name, value in rows]
+        parts.append("\n".join([f"## {title}", "", "| | |", "|---|---|", *lines]))
     return "\n\n".join(parts) + "\n"
 
 
-def _results(trained: TrainedAdapter) -> str:
+def _results(trained: TrainedAdapter) -> list[tuple[str, str]]:
     try:
         training = training_facts.read(trained.folder)
     except ReportError as error:
-        return formatting.markdown(f"Unknown: {error}")
+        return [("unknown", str(error))]
     score = sentences.score_outcome(training.record)
-    lines = [*([] if score is None else [("score", score)]), *sentences.lines(training)]
-    return "\n".join(
-        ["| | |", "|---|---|", *(f"| {formatting.markdown(a)} | {formatting.markdown(b)} |" for a, b in lines)]
-    )
+    scored = [] if score is None else [("score", score)]
+    return [*scored, *sentences.lines(training), *sentences.check_lines(training)]

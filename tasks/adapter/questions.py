@@ -11,6 +11,7 @@ because the model is loaded once for all of them.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -39,16 +40,10 @@ class CheckedPrompt:
     reply: Completion
 
     @property
-    def is_same(self) -> bool:
-        return self.reply.text == self.recorded
-
-    @property
-    def has_same_start(self) -> bool:
-        return self.reply.text[:COMPARED_CHARS] == self.recorded[:COMPARED_CHARS]
-
-    @property
     def verdict(self) -> str:
-        return "same" if self.is_same else "similar" if self.has_same_start else "differs"
+        if self.reply.text == self.recorded:
+            return "same"
+        return "similar" if self.reply.text[:COMPARED_CHARS] == self.recorded[:COMPARED_CHARS] else "differs"
 
 
 def check_served(
@@ -59,16 +54,16 @@ def check_served(
     prompts = ask_server(settings, trained, url, model, key_file)
     table = ruled_table("prompt", "recorded answer", "server's answer", "")
     for checked in prompts:
-        verdict = checked.verdict
         ended = "" if checked.reply.has_ended else ", did not end"
         texts = (checked.prompt[-SHOWN_CHARS:], checked.recorded, checked.reply.text)
-        table.add_row(*(escape_controls(text[:SHOWN_CHARS]) for text in texts), f"{verdict}{ended}")
+        table.add_row(*(escape_controls(text[:SHOWN_CHARS]) for text in texts), f"{checked.verdict}{ended}")
     console().print(table)
-    failure = None
-    try:
-        print(check_replies(trained, url, prompts))
-    except TaskFailed as error:
-        failure = error
+    verdicts = Counter(checked.verdict for checked in prompts)
+    similar = verdicts["same"] + verdicts["similar"]
+    counts = f"{verdicts['same']} of {len(prompts)} answers are the same, {similar} start the same"
+    failure = find_failure(trained, url, prompts, counts)
+    if failure is None:
+        print(f"{url} answers like run {trained.run.run_id}: {counts}")
     document = [
         {
             "kind": checked.kind,
@@ -99,24 +94,22 @@ def query_server(trained: TrainedAdapter, server: ServerClient, model: str) -> I
             yield CheckedPrompt(kind="chat", prompt=question, recorded=answer, reply=reply)
 
 
-def check_replies(trained: TrainedAdapter, url: str, prompts: list[CheckedPrompt]) -> str:
-    """Return the line for success. Raises TaskFailed if the server does not have the trained adapter."""
-    same, similar = sum(prompt.is_same for prompt in prompts), sum(prompt.has_same_start for prompt in prompts)
-    unended = sum(prompt.kind == "held out" and not prompt.reply.has_ended for prompt in prompts)
-    checked = trained.read_check()
-    allowed = 0 if checked is None else checked.forms[0].unended
-    counts = f"{same} of {len(prompts)} answers are the same, {similar} start the same"
-    if 2 * similar < len(prompts):
-        raise TaskFailed(
+def find_failure(trained: TrainedAdapter, url: str, prompts: list[CheckedPrompt], counts: str) -> TaskFailed | None:
+    """Return why the server does not have the trained adapter, None if it has."""
+    if 2 * sum(prompt.verdict == "differs" for prompt in prompts) > len(prompts):
+        return TaskFailed(
             f"{url} does not answer like run {trained.run.run_id}: {counts}",
             remedy="check that the adapter is loaded, and that the template is the one of its folder",
         )
+    unended = sum(prompt.kind == "held out" and not prompt.reply.has_ended for prompt in prompts)
+    checked = trained.read_check()
+    allowed = 0 if checked is None else checked.forms[0].unended
     if unended > allowed:
-        raise TaskFailed(
+        return TaskFailed(
             f"{url}: {unended} answers did not end within {MAX_TOKENS} tokens, {allowed} as trained",
             remedy="the server must end answers at the trained token (generation_config.json: eos_token_id)",
         )
-    return f"{url} answers like run {trained.run.run_id}: {counts}"
+    return None
 
 
 def ask_server(

@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT,
 CASES = "direct:fp32:4:2,10gbit:fp32:4:2,10gbit:bf16:4:2,1gbit:fp32:4:2,1gbit:bf16:4:2"
 
 
-def main(argv: list[str] | None = None) -> list[Figure]:
+def main(argv: Sequence[str] = ()) -> list[Figure]:
     """Measure every kind of adapter on one GPU, and on several over each link."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.train_link")
     parser.add_argument("--steps", type=int, default=20)
@@ -191,4 +192,4 @@ def speeds(record: TrainingRecord) -> list[float]:
 
 
 if __name__ == "__main__":
-    print_figures(main())
+    print_figures(main(sys.argv[1:]))

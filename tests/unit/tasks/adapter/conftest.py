@@ -17,8 +17,8 @@ SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 
 @pytest.fixture
 def trained(tmp_path: Path) -> TrainedAdapter:
-    folder = write_run(tmp_path / "r")
     record = dataclasses.replace(RECORD, adapter_sha256=SHA256)
+    folder = write_run(tmp_path / "r", record)
     record.write(folder)
     (folder / "adapter").mkdir()
     (folder / "adapter" / "adapter_model.safetensors").write_bytes(WEIGHTS)

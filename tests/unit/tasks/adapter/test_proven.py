@@ -158,19 +158,19 @@ def test_the_card_says_data_settings_losses_and_cost_and_escapes_what_others_hav
 ) -> None:
     inputs = {"model": {"sha256": "m" * 64}, "files": {"<script>|.jsonl": "f" * 64}}
     hostile = dataclasses.replace(trained, run=dataclasses.replace(trained.run, provenance={"inputs": inputs}))
-    card = render_card(hostile, adapter_check(form("merged-bf16", 0.01)), "bf16")
+    save_check(trained, adapter_check(form("merged-bf16", 0.01)))
+    card = render_card(hostile, trained.read_check(), "bf16")
     assert card.startswith('---\nbase_model: "m"\nlibrary_name: "transformers"\n')
     for text in (
         SHA256,
         "m" * 64,
         "f" * 64,
-        "| merged, --base=bf16 | 1.5100 | +0.0100 | 0 of 2 |",
-        "| lora_rank | 16 |",
+        "| check, merged, --base=bf16 | 1.5100 (1.4000 to 1.6000), +0.0100 ",
+        "| max\\_seq\\_len | 512 |",
     ):
         assert text in card
     assert "| cost |" in card
     assert "<script>" not in card
-    assert "Held-out loss in each form" not in render_card(trained, None, "bf16")
 
 
 def test_a_card_has_the_system_prompt_and_the_template_of_the_training(trained: TrainedAdapter) -> None:
