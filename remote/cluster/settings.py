@@ -1,12 +1,15 @@
-"""Settings of the cluster and of its shared volume."""
+"""Settings of the cluster and of its shared volume, and what they mean for its provider's nodes."""
 
 from collections import ChainMap
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from bench.records.validation import AUTO, FieldError, setting
 from remote.cluster.quantities import parse_quantity
-from remote.providers import PROVIDERS
+from remote.providers import PROVIDERS, Provider
+
+GPU_RESOURCE, ANY_PRODUCT = "nvidia.com/gpu", "any"
 
 _NAME: dict[str, Any] = {  # RFC 1123 label
     "pattern": r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
@@ -89,3 +92,36 @@ class ClusterSection:
             raise FieldError("shm", detail)
         if self.cpu_limit is not None and parse_quantity(self.cpu_limit) < parse_quantity(self.cpu):
             raise FieldError("cpu_limit", f"expected at least cluster.cpu, {self.cpu}, found {self.cpu_limit}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodPlacement:
+    """Nodes and registry login of a deployment's pods: section cluster with the defaults of its provider.
+
+    `preemptible_label`: label of the nodes to use, and key of their taint; None: any nodes.
+    """
+
+    section: ClusterSection
+    provider: Provider
+    overlay: str
+    instance_type: str | None
+    pull_secret: str | None
+    preemptible_label: str | None
+
+    @property
+    def tolerations(self) -> list[dict[str, Any]]:
+        """Tolerations of the pods, in addition to those of pods that run for long."""
+        tolerations = [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}]
+        if self.preemptible_label is not None:
+            tolerations.append({"key": self.preemptible_label, "operator": "Exists"})
+        return tolerations
+
+    @property
+    def requests(self) -> dict[str, Decimal]:
+        """Cores and bytes of memory that each pod requests."""
+        return {"cpu": parse_quantity(self.section.cpu), "memory": parse_quantity(self.section.memory)}
+
+    @property
+    def scratch(self) -> Decimal:
+        """Bytes on the node's disk; without a shared volume the pod has a second local folder, for results."""
+        return parse_quantity(self.section.scratch) * (1 if self.section.volume.handle else 2)

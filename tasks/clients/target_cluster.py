@@ -2,15 +2,12 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 from bench.records.validation import AUTO
-from remote.cluster.diagnosis.nodes import ANY_PRODUCT, GPU_RESOURCE
 from remote.cluster.kubeconfig import Target, resolve
 from remote.cluster.manifests import PREEMPTIBLE_OVERLAY, Image, ManifestValues
 from remote.cluster.namespace_client import Cluster
-from remote.cluster.settings import ClusterSection
+from remote.cluster.settings import ANY_PRODUCT, ClusterSection, PodPlacement
 from remote.hosts.pods.kubectl import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
 from remote.providers import GENERIC, PROVIDERS, Provider, detect
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
@@ -80,29 +77,6 @@ def known_provider(settings: Settings) -> Provider | None:
         return PROVIDERS[section.provider]
     images = filter(None, (settings.registry.image, section.image))
     return detect(registries=[image.partition("/")[0] for image in images], volume=section.volume.handle)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PodPlacement:
-    """Nodes and registry login of a deployment's pods: section cluster with the defaults of its provider.
-
-    `preemptible_label`: label of the nodes to use, and key of their taint; None: any nodes.
-    """
-
-    section: ClusterSection
-    provider: Provider
-    overlay: str
-    instance_type: str | None
-    pull_secret: str | None
-    preemptible_label: str | None
-
-    @property
-    def tolerations(self) -> list[dict[str, Any]]:
-        """Tolerations of the pods, in addition to those of pods that run for long."""
-        tolerations = [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}]
-        if self.preemptible_label is not None:
-            tolerations.append({"key": self.preemptible_label, "operator": "Exists"})
-        return tolerations
 
 
 def place_pods(section: ClusterSection, provider: Provider, *, overlay: str | None = None) -> PodPlacement:

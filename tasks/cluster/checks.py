@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from remote.cluster.manifests import Image
-from remote.cluster.namespace_client import CSI_DRIVER, KINDS, POD, STORAGE_CLASS, Cluster, Kind
+from remote.cluster.namespace_client import CSI_DRIVER, KINDS, POD, Cluster, Kind
 from remote.cluster.plan import Action, ClusterPlan, Verb, is_training
+from remote.cluster.settings import PodPlacement
 from remote.hosts.pods.host import PodsSection
 from remote.hosts.pods.kubectl import Forbidden
-from tasks.clients.target_cluster import PodPlacement
 from tasks.cluster.node_list import (
     capacity,
     check_capacity,
     check_gpu_products,
     node_reports,
-    pod_requirements,
     print_nodes,
 )
 from tasks.errors import ConfirmationRequired, results_write_errors
@@ -37,9 +36,6 @@ NO_CONTROLLER = Fault(
     "set cluster.overlay to another one (job-4gpu does the same without it), or have it installed",
 )
 NO_CSI = Fault("the cluster has no CSI driver {driver}, which cluster.volume needs", "{volume-driver}")
-NO_STORAGE_CLASS = Fault(
-    "the cluster has no storage class {name}", "name one of `kubectl get storageclasses` in manifests/base/storage.yaml"
-)
 NO_SECRET = Fault(
     "namespace {namespace} has no pull secret {secret}",
     (
@@ -62,7 +58,7 @@ def check_node_capacity(
         return
     needed = max(_parallelism(action) for action in starts)
     try:
-        reports = node_reports(cluster, pod_requirements(placement, image))
+        reports = node_reports(cluster, placement, image)
     except Forbidden as error:
         print(f"the nodes cannot be checked: {error}")
         return
@@ -98,15 +94,12 @@ def missing_controller(cluster: Cluster, overlay: str) -> str | None:
 
 
 def check_storage(cluster: Cluster, cluster_plan: ClusterPlan) -> None:
-    """Raise UsageError if a volume's CSI driver or a claim's storage class is missing: pods would wait indefinitely."""
+    """Raise UsageError if a volume's CSI driver is missing: pods would wait indefinitely."""
     for action in cluster_plan.with_verb(Verb.CREATE, Verb.REPLACE):
         spec = (action.desired or {}).get("spec", {})
         try:
             if action.kind == "PersistentVolume" and (driver := missing_driver(cluster, spec)):
                 raise NO_CSI.error(cluster.provider, suffix=NOTHING_CHANGED, driver=driver)
-            name = spec.get("storageClassName") if action.kind == "PersistentVolumeClaim" else None
-            if name and not cluster.has_object(STORAGE_CLASS, name):
-                raise NO_STORAGE_CLASS.error(suffix=NOTHING_CHANGED, name=name)
         except Forbidden as error:
             print(f"{action.title} cannot be checked: {error}")
 

@@ -19,6 +19,7 @@ from remote.cluster.manifests import (
 )
 from remote.cluster.namespace_client import Cluster
 from remote.cluster.plan import Action, ClusterPlan, Verb, comparable, describe_change, is_being_deleted, plan
+from remote.cluster.settings import PodPlacement
 from remote.hosts.command import Secret
 from remote.hosts.pods.kubectl import Forbidden
 from remote.providers import registry_provider
@@ -28,7 +29,7 @@ from tasks.cli.terminal import confirm
 from tasks.cli.waiting import Wait
 from tasks.clients.registry import resolve_image
 from tasks.clients.secrets import check_registry_user, registry_password
-from tasks.clients.target_cluster import MANIFESTS, PodPlacement, manifest_values, open_cluster, place_pods
+from tasks.clients.target_cluster import MANIFESTS, manifest_values, open_cluster, place_pods
 from tasks.cluster.checks import (
     NO_SECRET,
     ResultsGuard,

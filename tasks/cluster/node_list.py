@@ -9,23 +9,20 @@ from rich.text import Text
 from bench.records.units import format_gib
 from remote.cluster.diagnosis.node_health import SICK
 from remote.cluster.diagnosis.nodes import (
-    ANY_PRODUCT,
     CORDONED_CAUSE,
     NodeReport,
-    NodeRequirements,
     examine,
     mixed_gpu_products,
 )
 from remote.cluster.manifests import Image
 from remote.cluster.namespace_client import Cluster
-from remote.cluster.quantities import parse_quantity
-from remote.cluster.settings import ClusterSection
+from remote.cluster.settings import ANY_PRODUCT, ClusterSection, PodPlacement
 from remote.hosts.pods.kubectl import Forbidden
 from reports import formatting
 from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console, plain_table
 from tasks.clients.registry import resolve_image
-from tasks.clients.target_cluster import PodPlacement, open_cluster, place_pods
+from tasks.clients.target_cluster import open_cluster, place_pods
 from tasks.errors import TaskFailed, UsageError
 from tasks.settings.layers import load
 
@@ -42,7 +39,7 @@ def show_nodes(context: Context, *, cordon: bool = False, dry_run: bool = False)
         unknown_size = f"the image's size is unknown, so the disk is checked without it: {error}\n"
     with open_cluster(settings) as cluster:
         placement = place_pods(settings.cluster, cluster.provider)
-        reports = node_reports(cluster, pod_requirements(placement, image))
+        reports = node_reports(cluster, placement, image)
         cordoned = nodes_to_cordon(reports) if cordon else []
         for name in [] if dry_run else cordoned:
             cluster.cordon(name)
@@ -139,36 +136,16 @@ def shortage_message(placement: PodPlacement, needed: int, reports: Sequence[Nod
     return f"{qualified} nodes qualify, with room for {room} of {needed} pods; {first}; or {smaller}"
 
 
-def pod_requirements(placement: PodPlacement, image: Image | None) -> NodeRequirements:
-    """Return the requirements of one pod of this deployment."""
-    section = placement.section
-    # Without a shared volume the pod has a second local folder for results.
-    scratch = parse_quantity(section.scratch) * (1 if section.volume.handle else 2)
-    return NodeRequirements(
-        instance_type=placement.instance_type,
-        preemptible=placement.preemptible_label is not None,
-        cpu=parse_quantity(section.cpu),
-        memory=parse_quantity(section.memory),
-        scratch=scratch,
-        tolerations=placement.tolerations,
-        namespace=section.namespace,
-        gpus=section.gpus_per_pod,
-        one_per_node=section.one_per_node,
-        gpu_product=section.gpu,
-        image=image.reference if image else None,
-        image_bytes=image.size_bytes if image else None,
-        provider=placement.provider,
-    )
-
-
-def node_reports(cluster: Cluster, need: NodeRequirements, warn: Callable[[str], object] = print) -> list[NodeReport]:
+def node_reports(
+    cluster: Cluster, placement: PodPlacement, image: Image | None, warn: Callable[[str], object] = print
+) -> list[NodeReport]:
     """Return a report for each node; free GPUs are unknown without permission to list all pods. Raises ClusterError."""
     nodes, pods = cluster.nodes(), None
     try:
         pods = cluster.pods_everywhere()
     except Forbidden as error:
         warn(f"free GPUs are unknown: {error}")
-    return examine(nodes, pods, need)
+    return examine(nodes, pods, placement, image)
 
 
 def print_nodes(reports: Sequence[NodeReport]) -> None:

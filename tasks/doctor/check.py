@@ -24,7 +24,7 @@ from remote.image.engine import EngineFacts
 from tasks.clients.build_vm import build_vm, resolve_tmpdir, to_task_error
 from tasks.clients.registry import resolve_image
 from tasks.clients.target_cluster import known_provider, place_pods, resolve_target, translate_cluster_errors
-from tasks.cluster.node_list import node_reports, pod_requirements
+from tasks.cluster.node_list import node_reports
 from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error
 from tasks.image.build import engine_client
@@ -119,8 +119,8 @@ class CheckContext:
         except UsageError:  # no image was pushed or set
             image = None
         with self.open_cluster() as cluster:
-            need = pod_requirements(place_pods(self.settings.cluster, cluster.provider), image)
-            return node_reports(cluster, need, warn=lambda _: None)
+            placement = place_pods(self.settings.cluster, cluster.provider)
+            return node_reports(cluster, placement, image, warn=lambda _: None)
 
     def _vm(self) -> Host:
         if self.settings.build.host is None and not self.only & {"vm", "registry"}:

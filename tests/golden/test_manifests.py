@@ -23,13 +23,11 @@ import pytest
 import yaml
 from kubernetes_validate.utils import schema_contents
 
-from remote.cluster.diagnosis.nodes import GPU_RESOURCE
 from remote.cluster.manifests import Image, ManifestValues, render
 from remote.cluster.plan import plan
-from remote.cluster.settings import ClusterSection
+from remote.cluster.settings import GPU_RESOURCE, ClusterSection
 from remote.providers import GENERIC, PROVIDERS
 from tasks.clients.target_cluster import place_pods
-from tasks.cluster.node_list import pod_requirements
 from tests.support.documents import blocks
 from tests.support.paths import ROOT
 from tests.support.pod_security import violations
@@ -344,8 +342,8 @@ def test_node_requirements_have_the_tolerations_of_the_pods(name: str) -> None:
         overlay=variant.overlay,  # type: ignore[arg-type]
         preemptible=variant.preemptible_label is not None,
     )
-    need = pod_requirements(place_pods(cluster, PROVIDERS["oci"]), variant.image)
+    placement = place_pods(cluster, PROVIDERS["oci"])
     tolerated = pod_spec(name)["tolerations"]
-    assert all(toleration in tolerated for toleration in need.tolerations)
+    assert all(toleration in tolerated for toleration in placement.tolerations)
     own = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
-    assert [toleration for toleration in tolerated if toleration["key"] not in own] == list(need.tolerations)
+    assert [toleration for toleration in tolerated if toleration["key"] not in own] == placement.tolerations

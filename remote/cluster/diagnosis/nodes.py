@@ -14,41 +14,17 @@ from bench.records.units import format_gib
 from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.diagnosis.node_health import OUT_OF_SERVICE, health_findings, node_health, unknown_findings
 from remote.cluster.labels import OWNER, PART_OF_LABEL, Object, label
+from remote.cluster.manifests import Image
 from remote.cluster.quantities import parse_quantity
+from remote.cluster.settings import ANY_PRODUCT, GPU_RESOURCE, PodPlacement
 from remote.hosts.pods.kubectl import object_errors
-from remote.providers import GENERIC, Provider
 
-GPU_RESOURCE = "nvidia.com/gpu"
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
-ANY_PRODUCT = "any"
 CORDONED_CAUSE = "cordoned"
 _OTHER_GPU = re.compile(r"nvidia\.com/(mig-|gpu\.shared)")  # a device plugin's names for parts of GPUs
 MIN_KUBELET = (1, 29)  # backoffLimitPerIndex is on by default
 MIN_DRIVER = 525  # the oldest that runs CUDA 12
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeRequirements:
-    """Requirements of one pod. `image_bytes`: unpacked plus compressed size; a first pull stores both.
-
-    `instance_type` None: any node with GPUs. `gpu_product` is the label nvidia.com/gpu.product of the nodes to use, or
-    `ANY_PRODUCT`; None: any whole GPU.
-    """
-
-    instance_type: str | None
-    preemptible: bool
-    cpu: Decimal
-    memory: Decimal
-    scratch: Decimal
-    tolerations: Sequence[Object]
-    namespace: str
-    gpus: int = 1
-    one_per_node: bool = True
-    gpu_product: str | None = None
-    image: str | None = None
-    image_bytes: int | None = None
-    provider: Provider = GENERIC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +61,11 @@ class NodeReport:
 
 
 @object_errors()
-def examine(nodes: Iterable[Object], pods: Sequence[Object] | None, need: NodeRequirements) -> list[NodeReport]:
+def examine(
+    nodes: Iterable[Object], pods: Sequence[Object] | None, placement: PodPlacement, image: Image | None = None
+) -> list[NodeReport]:
     """Report on each node, those that qualify first. `pods`: those of all namespaces; None if they may not be read."""
-    reports = [_examine(node, None if pods is None else _pods_on(node, pods), need) for node in nodes]
+    reports = [_examine(node, None if pods is None else _pods_on(node, pods), placement, image) for node in nodes]
     return sorted(reports, key=lambda report: (not report.qualifies, not report.is_candidate, report.name))
 
 
@@ -96,9 +74,9 @@ def _pods_on(node: Object, pods: Sequence[Object]) -> list[Object]:
     return [pod for pod in pods if pod.get("spec", {}).get("nodeName") == name]
 
 
-def _examine(node: Object, pods: Sequence[Object] | None, need: NodeRequirements) -> NodeReport:
+def _examine(node: Object, pods: Sequence[Object] | None, placement: PodPlacement, image: Image | None) -> NodeReport:
     status, allocatable = node.get("status", {}), node.get("status", {}).get("allocatable") or {}
-    others = [pod for pod in pods or [] if not _is_ours(pod, need)]
+    others = [pod for pod in pods or [] if not _is_ours(pod, placement)]
     gpus, kind = int(parse_quantity(allocatable.get(GPU_RESOURCE, "0"))), label(node, INSTANCE_TYPE_LABEL) or ""
     report = NodeReport(
         name=node["metadata"]["name"],
@@ -110,23 +88,23 @@ def _examine(node: Object, pods: Sequence[Object] | None, need: NodeRequirements
         disk_bytes=parse_quantity(allocatable.get("ephemeral-storage", "0")),
         kubelet=status.get("nodeInfo", {}).get("kubeletVersion", "?"),
         driver=label(node, "nvidia.com/cuda.driver-version.full") or label(node, "nvidia.com/cuda.driver.major"),
-        is_candidate=has_gpus(node) if need.instance_type is None else kind == need.instance_type,
-        health=node_health(node, need.provider),
+        is_candidate=has_gpus(node) if placement.instance_type is None else kind == placement.instance_type,
+        health=node_health(node, placement.provider),
     )
     if not report.is_candidate:
         # Nothing else matters on a node of another type.
         remedy = f"set cluster.instance_type to {kind} to use it" if kind and gpus else "these pods do not use it"
-        expected = "a type with GPUs" if need.instance_type is None else need.instance_type
+        expected = "a type with GPUs" if placement.instance_type is None else placement.instance_type
         reason = f"instance type is {kind or 'not labelled'}, not {expected}"
         findings = [Diagnosis("instance-type", reason, remedy)]
     else:
         findings = [
-            *health_findings(node, need.provider),
-            *_admission_findings(node, need),
-            *_gpu_findings(report, allocatable, pods, need),
+            *health_findings(node, placement.provider),
+            *_admission_findings(node, placement),
+            *_gpu_findings(report, allocatable, pods, placement),
         ]
-        findings += [*_capacity_findings(report, status, others, need), *_version_findings(report)]
-    pod_capacity = 1 if need.one_per_node else _pod_capacity(report, status, others, need)
+        findings += [*_capacity_findings(report, status, others, placement, image), *_version_findings(report)]
+    pod_capacity = 1 if placement.section.one_per_node else _pod_capacity(report, status, others, placement)
     return replace(
         report,
         pod_capacity=pod_capacity,
@@ -147,11 +125,12 @@ def _pods_per_gpu(node: Object) -> int:
     return int(replicas) if replicas.isdecimal() and label(node, "nvidia.com/gpu.sharing-strategy") != "none" else 1
 
 
-def _pod_capacity(report: NodeReport, status: Object, others: Sequence[Object], need: NodeRequirements) -> int:
+def _pod_capacity(report: NodeReport, status: Object, others: Sequence[Object], placement: PodPlacement) -> int:
     """Return how many of our pods fit, by GPUs, cores and memory."""
     free = _free_resources(status, others)
     gpus = report.gpus if report.gpus_free is None else report.gpus_free
-    return max(0, min(gpus // need.gpus, int(free["cpu"] // need.cpu), int(free["memory"] // need.memory)))
+    rooms = [int(free[resource] // wanted) for resource, wanted in placement.requests.items()]
+    return max(0, min(gpus // placement.section.gpus_per_pod, *rooms))
 
 
 def _free_resources(status: Object, others: Sequence[Object]) -> dict[str, Decimal]:
@@ -174,21 +153,21 @@ def mixed_gpu_products(reports: Sequence[NodeReport]) -> list[str]:
     )
 
 
-def _admission_findings(node: Object, need: NodeRequirements) -> Iterator[Diagnosis]:
+def _admission_findings(node: Object, placement: PodPlacement) -> Iterator[Diagnosis]:
     """Find reasons why the node does not admit our pods: cordon, taints, or not preemptible."""
-    name, spec, preemptible_label = node["metadata"]["name"], node.get("spec", {}), need.provider.preemptible_label
+    name, spec, required_label = node["metadata"]["name"], node.get("spec", {}), placement.preemptible_label
     if spec.get("unschedulable"):
         yield Diagnosis(CORDONED_CAUSE, "cordoned: it accepts no new pods", f"kubectl uncordon {name}")
-    if need.preemptible and preemptible_label and label(node, preemptible_label) != "true":
+    if required_label is not None and label(node, required_label) != "true":
         remedy = "to use it, set cluster.preemptible to false, and cluster.overlay to one other than preemptible"
         yield Diagnosis("not-preemptible", "not a preemptible node", remedy)
     for taint in spec.get("taints") or []:
         is_own = taint["key"].startswith("node.kubernetes.io/") and taint["key"] != OUT_OF_SERVICE
         if taint["effect"] == "PreferNoSchedule" or is_own:
             continue  # a preference, or reported by a condition above
-        if not any(_tolerates(toleration, taint) for toleration in need.tolerations):
+        if not any(_tolerates(toleration, taint) for toleration in placement.tolerations):
             remedy = f"kubectl taint node {name} {taint['key']}:{taint['effect']}-"
-            if taint["key"] == preemptible_label:
+            if taint["key"] == placement.provider.preemptible_label:
                 remedy = "to use preemptible nodes, set cluster.preemptible to true"
             text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
             yield Diagnosis("taint", f"taint {text} is not tolerated", remedy)
@@ -203,7 +182,7 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
 
 
 def _gpu_findings(
-    report: NodeReport, allocatable: Object, pods: Sequence[Object] | None, need: NodeRequirements
+    report: NodeReport, allocatable: Object, pods: Sequence[Object] | None, placement: PodPlacement
 ) -> list[Diagnosis]:
     if report.gpus == 0:
         others = [f"{name}: {allocatable[name]}" for name in allocatable if _OTHER_GPU.match(name)]
@@ -215,25 +194,25 @@ def _gpu_findings(
         if pods is None:
             reason, remedy = "no permission to see if the device plugin runs", "check with `kubectl get pods -A`"
         elif plugin is None:
-            reason, remedy = "no device plugin runs on it", need.provider.texts["device-plugin"]
+            reason, remedy = "no device plugin runs on it", placement.provider.texts["device-plugin"]
         else:
             reason = f"its device plugin {_full_name(plugin)} is {_pod_state(plugin)}"
             remedy = f"kubectl -n {_full_name(plugin).replace('/', ' logs ')}"
         return [Diagnosis("device-plugin", f"no {GPU_RESOURCE} allocatable: {reason}", remedy)]
-    if need.gpu_product not in (None, ANY_PRODUCT, report.gpu_product):
-        reason = f"its GPU is {report.gpu_product or 'not labelled'}, not {need.gpu_product}"
+    product, wanted = placement.section.gpu, placement.section.gpus_per_pod
+    if product not in (None, ANY_PRODUCT, report.gpu_product):
+        reason = f"its GPU is {report.gpu_product or 'not labelled'}, not {product}"
         return [Diagnosis("gpu-product", reason, f"to use it, set cluster.gpu to {report.gpu_product or 'null'}")]
-    if need.gpu_product is None and (report.pods_per_gpu > 1 or "-MIG-" in (report.gpu_product or "")):
+    if product is None and (report.pods_per_gpu > 1 or "-MIG-" in (report.gpu_product or "")):
         state = f"{report.pods_per_gpu} pods share each GPU" if report.pods_per_gpu > 1 else "its GPUs are split (MIG)"
         consequence = "other pods slow ours down" if report.pods_per_gpu > 1 else "each pod has a part of a GPU"
         remedy = f"to use it nevertheless, set cluster.gpu to {report.gpu_product or ANY_PRODUCT}"
         return [Diagnosis("gpu-shared", f"{state}: measurements are not those of a whole GPU ({consequence})", remedy)]
-    if report.gpus < need.gpus:
-        return [
-            Diagnosis("few-gpus", f"it has {report.gpus} GPUs, {need.gpus} requested", "lower cluster.gpus_per_pod")
-        ]
-    if report.gpus_free is not None and report.gpus_free < need.gpus:
-        holders = [_full_name(pod) for pod in pods or [] if gpu_count(pod) and not _is_ours(pod, need)]
+    if report.gpus < wanted:
+        reason = f"it has {report.gpus} GPUs, {wanted} requested"
+        return [Diagnosis("few-gpus", reason, "lower cluster.gpus_per_pod")]
+    if report.gpus_free is not None and report.gpus_free < wanted:
+        holders = [_full_name(pod) for pod in pods or [] if gpu_count(pod) and not _is_ours(pod, placement)]
         usage = (
             f" is in use by {', '.join(holders[:3])}"
             if report.gpus == 1
@@ -244,22 +223,21 @@ def _gpu_findings(
 
 
 def _capacity_findings(
-    report: NodeReport, status: Object, others: Sequence[Object], need: NodeRequirements
+    report: NodeReport, status: Object, others: Sequence[Object], placement: PodPlacement, image: Image | None
 ) -> Iterator[Diagnosis]:
     for resource, free in _free_resources(status, others).items():
-        wanted = need.cpu if resource == "cpu" else need.memory
+        wanted = placement.requests[resource]
         if free < wanted:
             free_text, wanted_text = map(format_gib if resource == "memory" else "{:g}".format, (free, wanted))
             remedy = f"lower cluster.{resource}, or use larger nodes"
             yield Diagnosis(f"no-{resource}", f"{resource}: {free_text} free, {wanted_text} requested", remedy)
-    digest = need.image.rsplit("@", 1)[-1] if need.image and "@" in need.image else None
-    names = [name for image in status.get("images") or [] for name in image.get("names") or []]
-    has_image = digest is not None and any(digest in name for name in names)
-    wanted = need.scratch + (0 if has_image else need.image_bytes or 0)
+    names = [name for present in status.get("images") or [] for name in present.get("names") or []]
+    is_missing = image is not None and not any(image.digest in name for name in names)
+    wanted = placement.scratch + (image.size_bytes or 0 if image is not None and is_missing else 0)
     if report.disk_bytes < wanted:
         disk = f"disk: {format_gib(report.disk_bytes)} allocatable"
         reason = f"{disk}, {format_gib(wanted)} needed for the image and cluster.scratch"
-        yield Diagnosis("disk", reason, need.provider.texts["disk"])
+        yield Diagnosis("disk", reason, placement.provider.texts["disk"])
 
 
 def _version_findings(report: NodeReport) -> Iterator[Diagnosis]:
@@ -295,8 +273,8 @@ def _full_name(pod: Object) -> str:
     return f"{pod['metadata'].get('namespace', '?')}/{pod['metadata']['name']}"
 
 
-def _is_ours(pod: Object, need: NodeRequirements) -> bool:
-    return pod["metadata"].get("namespace") == need.namespace and label(pod, PART_OF_LABEL) == OWNER
+def _is_ours(pod: Object, placement: PodPlacement) -> bool:
+    return pod["metadata"].get("namespace") == placement.section.namespace and label(pod, PART_OF_LABEL) == OWNER
 
 
 def _is_device_plugin(pod: Object) -> bool:

@@ -12,7 +12,6 @@ from remote.cluster.plan import Verb, plan
 from remote.providers import PROVIDERS, register, registry_provider
 from remote.providers.provider import Generic
 from tasks.clients.target_cluster import manifest_values, place_pods
-from tasks.cluster.node_list import pod_requirements
 from tasks.doctor.check import CheckContext, Checks, run_check
 from tasks.doctor.doctor import all_checks
 from tasks.faults import CheckResult, CheckStatus, passed
@@ -68,9 +67,8 @@ def test_a_registered_provider_renders_a_deploy_plan(context: Callable[..., Cont
     pod = objects["Job"]["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "gpu.large", "dummy.example/spot": "true"}
     assert pod["imagePullSecrets"] == [{"name": "dummy-secret"}]
-    need = pod_requirements(placement, image)
-    assert all(toleration in pod["tolerations"] for toleration in need.tolerations)
-    assert need.provider.texts["device-plugin"] == "tick the box of the dummy cloud"
+    assert all(toleration in pod["tolerations"] for toleration in placement.tolerations)
+    assert placement.provider.texts["device-plugin"] == "tick the box of the dummy cloud"
     actions = plan(desired, [], [], makes_secret=True).with_verb(Verb.CREATE)
     assert {action.kind for action in actions} >= {"Job", "PersistentVolume", "PersistentVolumeClaim"}
 

@@ -1,21 +1,20 @@
 """Tests of the nodes that qualify, and of cause and remedy for each that does not; nodes.yaml has the cases."""
 
 import copy
+import dataclasses
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.diagnosis.nodes import (
-    GPU_RESOURCE,
     NodeReport,
-    NodeRequirements,
     examine,
     mixed_gpu_products,
 )
-from remote.cluster.quantities import parse_quantity
+from remote.cluster.manifests import Image
+from remote.cluster.settings import GPU_RESOURCE, ClusterSection, PodPlacement
 from remote.providers import PROVIDERS
 from tests.support.cases import Case, load_cases
 
@@ -37,20 +36,16 @@ NODE: dict[str, Any] = {
 CASES = load_cases(__file__, "nodes.yaml")
 
 
-def need(**changes: Any) -> NodeRequirements:
-    fields: dict[str, Any] = {
-        "instance_type": TYPE,
-        "preemptible": False,
-        "cpu": Decimal(4),
-        "memory": parse_quantity("16Gi"),
-        "scratch": parse_quantity("10Gi"),
-        "tolerations": [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}],
-        "namespace": "ours",
-        "image": "h/r@sha256:2222",
-        "image_bytes": 35 << 30,
-        "provider": PROVIDERS["oci"],
-    }
-    return NodeRequirements(**(fields | changes))
+def place(preemptible_label: str | None = None, **settings: Any) -> PodPlacement:
+    oci = PROVIDERS["oci"]
+    return PodPlacement(
+        section=ClusterSection(namespace="ours", memory="16Gi", scratch="5Gi", **settings),
+        provider=oci,
+        overlay="pods",
+        instance_type=TYPE,
+        pull_secret=None,
+        preemptible_label=preemptible_label,
+    )
 
 
 def pod(
@@ -84,10 +79,11 @@ def changed_node(changes: Case) -> dict[str, Any]:
     return node
 
 
-def report(case: Case, **requirements: Any) -> NodeReport:
-    listed = case.get("pods", [])
+def report(case: Case, **placement: Any) -> NodeReport:
+    listed, image = case.get("pods", []), {"digest": "sha256:2222", "size_bytes": 35 << 30, **case.get("image", {})}
     pods = None if listed is None else [pod(**fields) for fields in listed]
-    (node_report,) = examine([changed_node(case.get("node", {}))], pods, need(**case.get("need", {}) | requirements))
+    placed = dataclasses.replace(place(**case.get("settings", {})), **case.get("placement", {}) | placement)
+    (node_report,) = examine([changed_node(case.get("node", {}))], pods, placed, Image(repository="h/r", **image))
     return node_report
 
 
@@ -103,10 +99,10 @@ def test_the_report_of_a_node(case: Case) -> None:
     assert all(finding.remedy and finding.subject == "node NODE" for finding in node_report.findings)
 
 
-def example_findings(**requirements: Any) -> Iterator[Diagnosis]:
+def example_findings(**placement: Any) -> Iterator[Diagnosis]:
     """Yield the findings of the cases, for the document of the doctor."""
     for parameter in CASES:
-        node_report = report(parameter.values[0], **requirements)
+        node_report = report(parameter.values[0], **placement)
         yield from (*node_report.findings, *node_report.warnings)
 
 
@@ -121,4 +117,4 @@ def test_nodes_with_different_kinds_of_gpu_are_told_apart() -> None:
 def test_nodes_that_qualify_come_first() -> None:
     other = changed_node({"unschedulable": True})
     other["metadata"]["name"] = "A-CORDONED"
-    assert [node_report.name for node_report in examine([other, NODE], [], need())] == ["NODE", "A-CORDONED"]
+    assert [node_report.name for node_report in examine([other, NODE], [], place())] == ["NODE", "A-CORDONED"]

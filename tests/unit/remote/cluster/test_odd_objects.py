@@ -10,7 +10,7 @@ from remote.cluster.diagnosis.nodes import examine
 from remote.cluster.diagnosis.readiness import build_fleet
 from remote.cluster.plan import is_training, plan
 from remote.hosts.pods.kubectl import ClusterError
-from tests.unit.remote.cluster.test_nodes import NODE, need, pod
+from tests.unit.remote.cluster.test_nodes import NODE, place, pod
 
 EVENT = {
     "metadata": {"name": "e", "creationTimestamp": "2026-01-01T00:00:00Z"},
@@ -72,7 +72,7 @@ ODD_VALUES = (
     "1-9e9",
 )
 FUNCTIONS: dict[str, tuple[list[dict[str, Any]], Callable[..., object]]] = {
-    "node": ([NODE, pod(gpus=1)], lambda node, other: examine([node], [other], need(one_per_node=False))),
+    "node": ([NODE, pod(gpus=1)], lambda node, other: examine([node], [other], place(one_per_node=False))),
     "fleet": ([JOB, POD, EVENT], lambda job, pod, event: build_fleet([job], [pod], [{**pod, "status": {}}], [event])),
     "plan": (
         [JOB, JOB],
