@@ -32,7 +32,6 @@ from reports.summary.summary import Summary
 _MAX_POINTS = 300
 _LABEL_HEIGHT_IN, _LABEL_SIZE = 0.2, 8.5
 _NAME_IN, _NARROW_NAME_IN = 1.9, 1.0  # maximum width of the name in a label
-_NOTABLE_LOSS_GAP = 0.1  # nats per token above the lowest final loss; the title names a configuration beyond it
 _FEW_POINTS = 3  # a line through fewer held-out losses would suggest a course that was not measured
 
 Floats = NDArray[np.float64]
@@ -170,14 +169,9 @@ def _title(curves: Sequence[LossCurve], noun: str) -> str:
     rising = [curve.name for curve in curves if not curve.is_falling]
     if rising:
         return f"The loss did not fall in {formatting.first_n(rising, 3)}"
-    if all(len(curve.loss) == 1 for curve in curves):
-        return "The loss of a single step: no trend yet"
-    if len(curves) == 1:
-        return f"The loss falls in {curves[0].name}, to {formatting.number(curves[0].last_loss, 2)}"
-    low, high = min(curve.last_loss for curve in curves), max(curves, key=lambda curve: curve.last_loss)
-    ends = f"to between {formatting.number(low, 2)} and {formatting.number(high.last_loss, 2)}"
-    title = f"The loss falls in every {noun}, {ends}"
-    return f"{title}; {high.name} learns least" if high.last_loss > low + _NOTABLE_LOSS_GAP else title
+    low, high = (formatting.number(end(curve.last_loss for curve in curves), 2) for end in (min, max))
+    verb = "ends" if all(len(curve.loss) == 1 for curve in curves) else "falls"  # a single step shows no trend
+    return f"The loss {verb} in every {noun}, at {low if low == high else f'{low} to {high}'}"
 
 
 def _label(curve: LossCurve, name_in: float) -> str:

@@ -4,7 +4,7 @@ run_folder: loading of a folder: verifies every result, lists unusable files
 impossible_values: checks of records for impossible values
 loaded_run: the loaded run: configurations, results, data frames of trials and steps; its report folder
 measurements: the data frame of measurements, their titles and units; selection by name, combined over workers
-attempts: attempts and their start times from the ledger
+attempts: attempts from the ledger, and its faults
 worker_fingerprints: the device, differences between trials, CPU contention
 reference_results: published results, and whether a run measured the same
 """

@@ -6,7 +6,7 @@ node's clock.
 Not covered: a job that its host started later than the ledger says, because the host could not be reached.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -14,12 +14,8 @@ from pathlib import Path
 from bench.records import schema
 from bench.records.atomic_files import read_regular
 from bench.records.paths import LEDGER_FILE
-from bench.records.result import TrialResult
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from reports import formatting
-
-# (trial_id, attempt) -> seconds since 1970
-Starts = Mapping[tuple[str, int], float]
 
 _MAX_LEDGER_BYTES = 64_000_000  # a run of 10,000 trials writes 6 MB
 _MAX_LINE_BYTES = 100_000
@@ -63,21 +59,12 @@ def read(run_folder: Path, trial_id: str) -> list[AttemptSpan]:
     return list(spans.values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class LedgerStarts:
-    """The start times of the attempts. `fault` says what is wrong with the ledger's file, or is None."""
+def ledger_fault(run_folder: Path, ran: Collection[tuple[str, int]]) -> str | None:
+    """Return what is wrong with a run's ledger, or None: damaged or repeated lines, no start of attempts that ran.
 
-    starts: Starts
-    fault: str | None = None
-
-
-def read_starts(run_folder: Path) -> LedgerStarts:
-    """Read when each trial's attempts were started; none without a ledger. Raises OSError.
-
-    Damaged lines, such as a last one cut by a crash, are skipped and counted: callers then use the worker's clock for
-    that attempt. A repeated line counts once.
+    `ran` are trial ids and attempts. A damaged line may be a last one that a crash cut. Raises OSError.
     """
-    times: dict[tuple[str, int], float] = {}
+    started: set[tuple[str, int]] = set()
     lines = _read_ledger(run_folder).splitlines()
     damaged = 0
     for line in lines:
@@ -89,24 +76,18 @@ def read_starts(run_folder: Path) -> LedgerStarts:
         try:
             event = schema.parse(line)
             if event["event"] == "started":
-                times[event["trial_id"], event["attempt"]] = datetime.fromisoformat(event["time"]).timestamp()
-        except (ValueError, KeyError, TypeError, OverflowError):
+                started.add((event["trial_id"], event["attempt"]))
+        except (ValueError, KeyError, TypeError):
             damaged += 1
     repeated = len(lines) - len(set(lines))
+    lost = sum(attempt not in started for attempt in ran) if started else 0
     faults = [
         *([f"{damaged:,} of {formatting.count(len(lines), 'line')} cannot be read"] if damaged else []),
         *([f"{formatting.count(repeated, 'line is', 'lines are')} repeated"] if repeated else []),
         *(["is empty"] if not lines and (run_folder / LEDGER_FILE).exists() else []),
+        *([f"has no start of {lost:,} of {formatting.count(len(ran), 'result')}"] if lost else []),
     ]
-    used = f"; {formatting.count(len(times), 'start was', 'starts were')} read" if faults else ""
-    return LedgerStarts(starts=times, fault=f"{formatting.join_with_and(faults)}{used}" if faults else None)
-
-
-def unlisted_fault(starts: Starts, ran: Iterable[tuple[str, int]]) -> str | None:
-    """Return how many of the attempts that ended have no start in the ledger, as if lines were lost; else None."""
-    attempts = list(ran)
-    lost = sum(attempt not in starts for attempt in attempts)
-    return f"has no start of {lost:,} of {formatting.count(len(attempts), 'result')}" if lost and starts else None
+    return formatting.join_with_and(faults) or None
 
 
 def total_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
@@ -165,41 +146,3 @@ def _apply_event(spans: dict[int, AttemptSpan], event: dict[str, object], timest
             if isinstance(value := event.get(name), (int, float)) and 0 <= value < _MAX_RESTART_COST
         }
         spans[number] = replace(spans[number], **cost)  # type: ignore[arg-type] # values from JSON
-
-
-MAX_DIFFERENCE_SEC = 86_400.0  # two clocks of one run; a time zone that was forgotten is less
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClockFault:
-    """A worker whose clock is `ahead_sec` ahead of the operator's (negative: behind), and the trial that shows it."""
-
-    worker: str
-    trial_id: str
-    ahead_sec: float
-
-
-def clock_faults(created_at: str, results: Iterable[TrialResult], starts: Starts, now: float) -> list[ClockFault]:
-    """Return a fault for each worker whose clock disagrees by more than a day.
-
-    A result is compared with the ledger's start. Without one, it cannot be from before the plan or after `now`.
-    """
-    created, worst = timestamp(created_at), dict[str, ClockFault]()
-    for result in results:
-        if (began := timestamp(result.started_at)) is None:
-            continue
-        expected = starts.get((result.trial_id, result.attempt))
-        if expected is None:
-            expected = min(max(began, began if created is None else created), now)
-        worker, ahead = result.worker or "an unknown worker", began - expected
-        if abs(ahead) > max(MAX_DIFFERENCE_SEC, abs(worst[worker].ahead_sec) if worker in worst else 0.0):
-            worst[worker] = ClockFault(worker=worker, trial_id=result.trial_id, ahead_sec=ahead)
-    return list(worst.values())
-
-
-def timestamp(iso: str | None) -> float | None:
-    """Convert an ISO 8601 time to seconds since 1970; None if it is invalid."""
-    try:
-        return None if iso is None else datetime.fromisoformat(iso).timestamp()
-    except (ValueError, OverflowError):
-        return None

@@ -20,7 +20,7 @@ useful_tokens (per step and worker).
 """
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import Failure
 from bench.records.workloads import Workload
-from reports.read.attempts import Starts
 
 
 class ReportError(Failure, ValueError):
@@ -96,7 +95,7 @@ class Configuration:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A loaded run. `configurations` and `results` keep the plan's order. `started` are start times from the ledger.
+    """A loaded run. `configurations` and `results` keep the plan's order.
 
     `quality` has the held-out losses of configurations, if they were compared.
     """
@@ -110,7 +109,6 @@ class Run:
     measurements: pd.DataFrame
     rejected: tuple[Rejected, ...]
     missing: tuple[Missing, ...]
-    started: Starts = field(default_factory=dict)
     quality: QualityRecord | None = None
 
     @functools.cached_property

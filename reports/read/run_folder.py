@@ -37,17 +37,13 @@ def load(folder: Path) -> Run:
     plans = {plan.trial_id: plan for plan in record.planned}
     results, refused = _read_results(folder, record, plans)
     rejected += refused
-    started: attempts.Starts = {}
+    # A record by `inv collect` may be of a trial that was cancelled before it started.
+    own = [each for each in results.values() if each.written_by != "collect"]
     try:
-        ledger = attempts.read_starts(folder)
-        started = ledger.starts
-        # A record by `inv collect` may be of a trial that was cancelled before it started.
-        own = [each for each in results.values() if each.written_by != "collect"]
-        ran = [(result.trial_id, result.attempt) for result in own]
-        if (fault := ledger.fault or attempts.unlisted_fault(started, ran)) is not None:
-            rejected.append(Rejected(file=LEDGER_FILE, reason=fault))
+        fault = attempts.ledger_fault(folder, [(result.trial_id, result.attempt) for result in own])
     except OSError as error:
-        rejected.append(Rejected(file=LEDGER_FILE, reason=f"cannot be read: {error.strerror}"))
+        fault = f"cannot be read: {error.strerror}"
+    rejected += [] if fault is None else [Rejected(file=LEDGER_FILE, reason=fault)]
     quality = None
     if os.path.lexists(folder / QUALITY_FILE):
         try:
@@ -66,7 +62,6 @@ def load(folder: Path) -> Run:
         measurements=measurements.frame(results, label_of),
         rejected=tuple(rejected),
         missing=tuple(_missing(folder, plans, label_of, results, rejected)),
-        started=started,
         quality=quality,
     )
 

@@ -4,7 +4,6 @@ A fingerprint has the keys of the allow-list in `bench.machine.fingerprint`. The
 named here: device, cores, threads, and the groups below.
 """
 
-import marshal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,12 +68,7 @@ def describe_hosts(record: RunRecord, results: Iterable[TrialResult]) -> Hosts:
     all_devices = dict.fromkeys(device(result.fingerprint) for result in known)
     # A trial that was stopped early has not detected its device.
     devices = tuple(name for name in all_devices if name != UNKNOWN_DEVICE) or tuple(all_devices)
-    flat: dict[bytes, dict[str, str]] = {}  # trials of one worker usually have equal fingerprints
-    packed = [marshal.dumps(result.fingerprint, 2) for result in known]  # marshal version 2: equal bytes, equal values
-    for document, result in zip(packed, known, strict=True):
-        if document not in flat:
-            flat[document] = flatten(result.fingerprint)
-    common, differences = _compare([(result, flat[document]) for result, document in zip(known, packed, strict=True)])
+    common, differences = _compare([(result, flatten(result.fingerprint)) for result in known])
     return Hosts(
         devices=devices,
         device=" and ".join(devices) or UNKNOWN_DEVICE,
@@ -103,20 +97,14 @@ def _compare(
 ) -> tuple[dict[str, str], tuple[FingerprintDifference, ...]]:
     common: dict[str, str] = {}
     differences = []
-    alike: dict[tuple[str, bool, int], list[TrialResult]] = {}  # results that no key tells apart
-    documents = {id(document): document for _, document in flat}
-    for result, document in flat:
-        alike.setdefault((result.trial.kind, result.status is TrialStatus.SUCCEEDED, id(document)), []).append(result)
-    for key in dict.fromkeys(key for document in documents.values() for key in document):
+    for key in dict.fromkeys(key for _, document in flat for key in document):
         # Some keys exist only for some kinds of trial: only a training has an optimizer.
-        kinds = {kind for kind, _, document in alike if key in documents[document]}
+        kinds = {result.trial.kind for result, document in flat if key in document}
         holders: dict[str, list[TrialResult]] = {}
-        for (kind, has_succeeded, number), results in alike.items():
-            if kind not in kinds:
-                continue
-            if key not in documents[number] and not has_succeeded:
-                continue  # it may have ended before it reported this key
-            holders.setdefault(documents[number].get(key, "not reported"), []).extend(results)
+        for result, document in flat:
+            # A trial that failed may have ended before it reported this key.
+            if key in document or (result.trial.kind in kinds and result.status is TrialStatus.SUCCEEDED):
+                holders.setdefault(document.get(key, "not reported"), []).append(result)
         if len(holders) == 1 or (key in _MEMORY_SIZES and _are_nearly_equal(list(holders))):
             common[key] = next(iter(holders))
         elif key not in _TRIAL_SPECIFIC and not (key in _REQUESTED and _is_per_configuration(holders)):

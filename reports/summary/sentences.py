@@ -18,7 +18,6 @@ from reports.summary.summary import Summary
 from reports.summary.warnings import RunWarning, WarningCode, count_ends
 
 ONE_PROCESS_BASIS = "The interval is of one process each; the distance to the next process is assumed, not measured."
-_YEAR_SEC, _DAY_SEC = 365.25 * 86_400.0, 86_400.0
 _MAX_PAIRS_SHOWN = 12
 USUAL = "plain `inv train`"
 
@@ -183,9 +182,6 @@ def warning_text(warning: RunWarning) -> str:
     return _WARNINGS[warning.code](**warning.values)
 
 
-_EVERY_WORKER = "`inv bench --resume` runs what did not succeed."
-
-
 def _incomplete(trials: int, planned: int, ends: Mapping[str, int]) -> str:
     of = f"{trials} of {formatting.count(planned, 'planned trial')}"
     return f"{of} did not succeed ({_counts_text(ends)}); the numbers are of the others."
@@ -195,13 +191,6 @@ def _stopped(trials: int, run_id: str) -> str:
     stopped, them = formatting.count(trials, "trial was", "trials were"), "it" if trials == 1 else "them"
     remedy = f"`inv bench --resume={run_id}` retries {them}"
     return f"{stopped} stopped or lost, through no fault of a configuration; {remedy}."
-
-
-def _clock(worker: str, trial_id: str, ahead_sec: float) -> str:
-    years, days = abs(ahead_sec) / _YEAR_SEC, abs(ahead_sec) / _DAY_SEC
-    amount = f"{years:,.1f} years" if years >= 1.0 else f"{days:.0f} days"
-    side = "ahead of" if ahead_sec > 0 else "behind"
-    return f"The clock of {worker} is {amount} {side} the operator's ({trial_id}); one of the two is wrong."
 
 
 def _contention(workers: int, threads: int, cores: int) -> str:
@@ -271,7 +260,6 @@ _WARNINGS: dict[WarningCode, Callable[..., str]] = {
     ),
     WarningCode.NO_BASELINE: "{baseline} has no successful trial, so no configuration can be compared with it.".format,
     WarningCode.STOPPED: _stopped,
-    WarningCode.CLOCK: _clock,
     WarningCode.DEVICES: lambda devices: (
         f"The workers have different devices ({', '.join(devices)}): their numbers are mixed."
     ),
@@ -282,14 +270,6 @@ _WARNINGS: dict[WarningCode, Callable[..., str]] = {
     WarningCode.CONTENTION: _contention,
     WarningCode.CPU_PRICE: lambda: (
         "The price is a GPU's, but the speed is a CPU's: the dollars only show how cost depends on speed."
-    ),
-    WarningCode.OTHER_DEVICES: lambda labels, baseline: (
-        f"{formatting.first_n(labels, 3)} ran on other devices than {baseline} and cannot be compared with it; "
-        f"{_EVERY_WORKER}"
-    ),
-    WarningCode.OTHER_WORKERS: lambda labels, baseline, assumed: (
-        f"{formatting.first_n(labels, 3)} ran on other workers than {baseline}; their ratios assume that workers are "
-        f"within about {format_percent(assumed)} of each other; {_EVERY_WORKER}"
     ),
     WarningCode.SLOW_WORKER: _slow_worker,
     WarningCode.SPREAD: _spread,

@@ -1,7 +1,6 @@
 """Computation of a summary from a loaded run and prices. Pure: all of the report's numbers are computed here."""
 
 import statistics
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,7 +13,7 @@ from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import ReasonCode, TrialStatus
 from reports import formatting
-from reports.read import attempts, worker_fingerprints
+from reports.read import worker_fingerprints
 from reports.read.loaded_run import Configuration, Run
 from reports.statistics import per_config, per_process
 from reports.statistics.types import MeasuredRate, Process, Ratio
@@ -174,11 +173,10 @@ def _warnings(
     hosts: worker_fingerprints.Hosts,
     priced: tuple[cost.Price, ...],
 ) -> tuple[RunWarning, ...]:
-    clocks = attempts.clock_faults(run.record.created_at, run.results, run.started, time.time())
     price = priced[0] if priced else None
     return (
         *warnings.loss_warnings(run.quality, decisions.choose(rows, run.quality), run.record.run_id),
-        *warnings.find(rows, others, baseline, hosts, price, len(run.rejected), run.results, clocks),
+        *warnings.find(rows, others, baseline, hosts, price, len(run.rejected), run.results),
     )
 
 

@@ -17,7 +17,6 @@ import numpy as np
 from bench.records.quality import QualityRecord
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
-from reports.read.attempts import ClockFault
 from reports.read.worker_fingerprints import CPU, Hosts
 from reports.statistics import per_config
 from reports.statistics.types import Process
@@ -44,13 +43,10 @@ class WarningCode(enum.StrEnum):
     REJECTED = "rejected"
     NO_BASELINE = "no_baseline"
     STOPPED = "stopped"
-    CLOCK = "clock"
     DEVICES = "devices"
     CONDITIONS = "conditions"
     CONTENTION = "contention"
     CPU_PRICE = "cpu_price"
-    OTHER_DEVICES = "other_devices"
-    OTHER_WORKERS = "other_workers"
     SLOW_WORKER = "slow_worker"
     SPREAD = "spread"
     TWO_SPEEDS = "two_speeds"
@@ -89,18 +85,15 @@ def find(
     price: Price | None,
     rejected: int,
     results: Sequence[TrialResult],
-    clocks: Sequence[ClockFault],
 ) -> tuple[RunWarning, ...]:
-    """Return every warning, the most important first. `clocks` are those of `reports.read.attempts`."""
+    """Return every warning, the most important first."""
     measured = {row.label: row.measured.processes for row in rows if row.measured is not None}
     groups = _group_flags(results)
     slow = _slow_workers(measured)
     warnings = [
         *_run_warnings(rows, others, baseline, rejected),
         *_stopped_warnings(results),
-        *(RunWarning(code=WarningCode.CLOCK, weight=0.35, values=vars(fault)) for fault in clocks),
         *_machine_warnings(hosts, price),
-        *_other_worker_warnings(measured, baseline),
         *_slow_worker_warnings(slow, groups, results),
         *_spread_warnings(rows, slow),
         *_clock_speed_warnings(measured),
@@ -168,24 +161,6 @@ def _machine_warnings(hosts: Hosts, price: Price | None) -> Iterator[RunWarning]
         yield RunWarning(code=WarningCode.CONTENTION, weight=1.0, values=hosts.contention)
     if price is not None and CPU in hosts.devices:
         yield RunWarning(code=WarningCode.CPU_PRICE, weight=0.9)
-
-
-def _other_worker_warnings(measured: Mapping[str, Sequence[Process]], baseline: str) -> Iterator[RunWarning]:
-    """Warn of configurations that share no worker with the baseline, as others of their trials failed."""
-    workers = {label: {process.worker for process in processes} for label, processes in measured.items()}
-    base = measured.get(baseline, ())
-    other = [label for label, processes in measured.items() if base and not per_config.is_comparable(processes, base)]
-    if other:
-        values = {"labels": other, "baseline": baseline}
-        yield RunWarning(code=WarningCode.OTHER_DEVICES, weight=1.4, values=values)
-    disjoint = [
-        label
-        for label, names in workers.items()
-        if label not in other and names.isdisjoint(workers.get(baseline, names))
-    ]
-    if disjoint:
-        known: dict[str, object] = {"labels": disjoint, "baseline": baseline, "assumed": per_config.ASSUMED_NOISE}
-        yield RunWarning(code=WarningCode.OTHER_WORKERS, weight=0.3, values=known)
 
 
 def _slow_workers(measured: Mapping[str, Sequence[Process]]) -> dict[str, float]:

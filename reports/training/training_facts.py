@@ -97,19 +97,18 @@ def read(run_folder: Path) -> TrainingReport:
             raise ValueError(f"{path}: {fault}")
         forecast = _read_forecast(run)
         spans = attempts.read(run_folder, trial_id)
-        ledger = attempts.read_starts(run_folder)
+        ledger_fault = attempts.ledger_fault(run_folder, [(trial_id, record.attempt)])
     except (ResultError, ValueError) as error:
         remedy = f"run `inv collect --run={run_folder.name}` to fetch its files"
         raise ReportError.from_error(error, remedy=remedy) from error
     except OSError as error:
         raise ReportError(f"{run_folder / LEDGER_FILE}: cannot be read: {error.strerror}") from error
-    fault = ledger.fault or attempts.unlisted_fault(ledger.starts, [(trial_id, record.attempt)])
     return TrainingReport(
         folder=run_folder,
         run=run,
         record=record,
         attempts=spans,
-        rejected=() if fault is None else (Rejected(file=LEDGER_FILE, reason=fault),),
+        rejected=() if ledger_fault is None else (Rejected(file=LEDGER_FILE, reason=ledger_fault),),
         forecast=forecast,
         price=forecast.get("usd_per_gpu_hour"),
     )

@@ -105,14 +105,6 @@ def test_facts_that_a_cancelled_trial_did_not_report_are_not_compared(warnings_o
     assert [warning.code for warning in warnings_of(cancelled)] == [WarningCode.INCOMPLETE, WarningCode.STOPPED]
 
 
-def test_configurations_on_other_workers_than_the_baseline_are_named(tmp_path):
-    run = synthetic.record(workers=2)
-    run = replace(run, planned=[run.planned[0], run.planned[3]])
-    synthetic.write_run(tmp_path, run, exact=True)
-    (warning,) = (each for each in summarize(load(tmp_path)).warnings if each.code is WarningCode.OTHER_WORKERS)
-    assert (warning.values["labels"], warning.values["baseline"]) == (["optimized"], "baseline")
-
-
 def on_gpus(plan):
     gpus = {"optimized.worker-1": "NVIDIA A10", "optimized.worker-2": "NVIDIA H200"}
     return {"device": "cuda", "gpu_name": gpus[plan.trial_id]} if plan.trial_id in gpus else {}
