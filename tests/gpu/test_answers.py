@@ -85,5 +85,5 @@ def test_a_training_is_scored_before_and_after_its_steps(tiny_model, tmp_path, r
     trainer.restore(None)
     assert trainer.run() == "finished"
     trainer.set_adapter(trainer.adapter()[1])
-    result = trainer.scorer.compare()
+    result = trainer.score()
     assert (result.failure, len(result.measures), len(trainer.state.evaluations)) == (None, 1, 4)

@@ -160,7 +160,7 @@ class Lab:
             _, adapter = trainer.adapter()
             checkpoint_manager.write_adapter(folder, adapter, trainer.weights, Path(self.trial.model))
             trainer.set_adapter(adapter)
-            score = None if trainer.scorer is None else trainer.scorer.compare()
+            score = trainer.score()
             scores = [] if score is None else [*score.before, *score.after]
             (folder / SCORE_FILE).write_text(json.dumps(scores))
         return stop

@@ -74,6 +74,10 @@ class Weights:
                         yield f"{number:05}.{key}", owner, key
                 number += 1
 
+    def copy_adapter(self) -> dict[str, Any]:
+        """Copy the adapter's tensors to the host."""
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self.adapter.items()}
+
     def counters(self) -> dict[str, int]:
         """Return the state entries that are plain numbers."""
         return {name: owner[key] for name, owner, key in self._entries() if not self._torch.is_tensor(owner[key])}
@@ -207,7 +211,7 @@ class CheckpointManager:
     ) -> None:
         self.folder, self.weights = folder, weights
         self.written_step: int | None = None
-        self.best: tuple[int, dict[str, Any]] | None = None
+        self.best: dict[str, Any] | None = None  # the adapter of the state's best step
         self.newest_step = -1  # the step of the last checkpoint, complete or being written
         self._identity, self._keep_count = identity, keep_count
         self._log, self._on_wait = log, on_wait
@@ -240,11 +244,11 @@ class CheckpointManager:
                 self._on_wait()
         self._thread = None
 
-    def set_best(self, step: int) -> None:
+    def set_best(self) -> None:
         """Store the current adapter as the best so far."""
-        self.best = step, {name: tensor.to("cpu", copy=True) for name, tensor in self.weights.adapter.items()}
+        self.best = self.weights.copy_adapter()
 
-    def _write(self, state: State, steps: bytes, best: tuple[int, dict[str, Any]] | None) -> None:
+    def _write(self, state: State, steps: bytes, best: dict[str, Any] | None) -> None:
         adapter, optimizer, counters = self._snapshot.to_host()
         contents = {
             checkpoint.ADAPTER: save(adapter, HEADER),
@@ -253,8 +257,8 @@ class CheckpointManager:
             checkpoint.STEPS: steps,
             checkpoint.STATE: json.dumps(schema.to_json(state)).encode(),
         }
-        if best is not None and best[0] != state.step:
-            contents[checkpoint.BEST] = save(best[1], HEADER)
+        if best is not None and state.best_step != state.step:
+            contents[checkpoint.BEST] = save(best, HEADER)
         try:
             checkpoint.write(self.folder, state.step, self._identity, contents)
         except OSError as error:

@@ -173,7 +173,7 @@ class FinetuneRank(RankProcess):
             digest = sha256_of(out / ADAPTER_FOLDER / ADAPTER)
             self.report(adapter={"step": step, "sha256": digest, "files": files})
         try:
-            score = None if trainer.scorer is None else trainer.scorer.compare()
+            score = trainer.score()
         except self.trainer_module.StopRequested:
             return "stopped"
         if score is not None:

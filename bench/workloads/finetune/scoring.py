@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from bench.records.score import TrainingScore
 from bench.records.status import escape_controls
 from bench.workloads.finetune import score
 from bench.workloads.finetune.answers import AnswerGenerator, PromptCase, prompt_cases
+from bench.workloads.finetune.checkpoint import Identity
 from bench.workloads.finetune.resume import verify_init_adapter
 from bench.workloads.finetune.score import AnsweredRow, RowScore, Scoring
 from bench.workloads.finetune.training_set import TrainingSet
@@ -31,6 +32,7 @@ from bench.workloads.ranks.process import RankGroup
 BASE_SCORE_FILE = "score-before.json"
 PROBE = "\N{FOUR DOT PUNCTUATION}"  # no template's text contains it
 MAX_FAILURE_CHARS = 300
+PROGRESS_SEC = 0.5
 
 
 class StopRequested(Exception):
@@ -58,20 +60,30 @@ class ScoredAnswers(Checksummed):
         return score.mean_score(self.scores)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreContext:
-    """The training around a score: `report` sends a line to the parent, `on_time` counts seconds."""
+@dataclass(kw_only=True)
+class TrainContext:
+    """The environment of a training.
 
+    `report` sends a line to the parent, `on_progress` updates the heartbeat, `stop_requested` returns True once this
+    rank has been asked to stop. `started` (monotonic) is this attempt's start, from which its hours count, because
+    loading costs money too.
+    """
+
+    group: RankGroup
     report: Callable[..., None]
-    on_progress: Callable[[], None]
+    on_progress: Callable[[str, int], None]
     stop_requested: Callable[[], bool]
-    on_time: Callable[[float], None]
+    checkpoints: Path | None  # None on all ranks except rank 0
+    identity: Identity
+    started: float = field(default_factory=time.monotonic)
+    _shown_at: float = 0.0
 
-    def check(self) -> None:
-        """Report progress. Raises StopRequested."""
-        self.on_progress()
-        if self.stop_requested():
-            raise StopRequested
+    def show_progress(self, phase: str, number: int) -> None:
+        """Call `on_progress`, but at most every PROGRESS_SEC."""
+        now = time.monotonic()
+        if now - self._shown_at >= PROGRESS_SEC:
+            self._shown_at = now
+            self.on_progress(phase, number)
 
 
 class RowTexts:
@@ -116,8 +128,7 @@ class RowTexts:
 class TrainingScorer:
     """Scoring of one training, on every rank. All public methods are called by all ranks in the same order.
 
-    `adapter` are the adapters' tensors by name, `folder` is that of the checkpoints. `prepare` is called before answers
-    are generated.
+    `adapter` are the adapters' tensors by name. `check` is called often, and raises StopRequested after a stop.
     """
 
     def __init__(
@@ -125,24 +136,20 @@ class TrainingScorer:
         scoring: Scoring,
         training_set: TrainingSet,
         tokenizer: Any,
-        group: RankGroup,
-        *,
+        context: TrainContext,
         adapter: Mapping[str, Any],
-        make_generator: Callable[[Callable[[], None]], AnswerGenerator],
-        prepare: Callable[[], None],
-        context: ScoreContext,
-        model_sha256: str,
-        folder: Path | None,
+        make_generator: Callable[..., AnswerGenerator],
+        check: Callable[[], None],
     ) -> None:
         examples = training_set.data.validation
         chosen = score.spread_indices(len(examples), training_set.training.score_rows)
         self._cases = prompt_cases([examples[index] for index in chosen], len(chosen))
-        self._scoring, self._group, self._context, self._folder = scoring, group, context, folder
-        self._make_generator, self._prepare = make_generator, prepare
+        self._scoring, self._context, self._group = scoring, context, context.group
         self._adapter, self._training = adapter, training_set.training
+        self._generator, self._check = make_generator(on_step=check), check
         self._texts = RowTexts(tokenizer, training_set.training.data.special_tokens)
         parts = [
-            model_sha256,
+            context.identity.model,
             training_set.training.init_sha256,
             *([case.prompt, case.reference] for case in self._cases),
         ]
@@ -150,18 +157,16 @@ class TrainingScorer:
 
     def measure(self) -> ScoredAnswers:
         """Answer the prompts with the present weights and score the answers. Raises StopRequested on all ranks."""
-        start = time.monotonic()
-        self._prepare()
-        try:
-            answers, failure = self._answer()
-            result = ScoredAnswers(
-                questions=self._questions, scorer=self._scoring.digest, answers=answers, scores=[], failure=failure
-            )
-            result = result if failure is not None else self._score(result)
-            self._context.report(mean_score=None if result.mean is None else result.mean[0])
-            return result
-        finally:
-            self._context.on_time(time.monotonic() - start)
+        answers, failure = self._answer()
+        result = self._make_result(answers, failure)
+        result = result if failure is not None else self._score(result)
+        self._context.report(mean_score=None if result.mean is None else result.mean[0])
+        return result
+
+    def _make_result(self, answers: list[str], failure: str | None) -> ScoredAnswers:
+        return ScoredAnswers(
+            questions=self._questions, scorer=self._scoring.digest, answers=answers, scores=[], failure=failure
+        )
 
     def score_base(self) -> ScoredAnswers:
         """Return the score before the training: stored, or computed with the first weights. Raises StopRequested."""
@@ -170,7 +175,8 @@ class TrainingScorer:
             return stored
         weights = self._first_weights()
         if isinstance(weights, str):
-            return self._failed(weights)
+            self._context.report(log=f"score: {weights}", flag=f"score: {weights}")
+            return self._make_result([], weights)
         kept = {name: self._adapter[name].clone() for name in weights}
         try:
             for name, tensor in weights.items():
@@ -223,18 +229,12 @@ class TrainingScorer:
                 first = escape_controls(str(error))
         return self._group.broadcast_object(first)  # type: ignore[no-any-return]
 
-    def _failed(self, failure: str) -> ScoredAnswers:
-        self._context.report(log=f"score: {failure}", flag=f"score: {failure}")
-        return ScoredAnswers(
-            questions=self._questions, scorer=self._scoring.digest, answers=[], scores=[], failure=failure
-        )
-
     def _load_base(self) -> ScoredAnswers | None:
         """Return the stored result; None without one of these prompts and this base."""
         stored: ScoredAnswers | None = None
-        if self._folder is not None:
+        if self._context.checkpoints is not None:
             try:
-                stored = ScoredAnswers.read(self._folder / BASE_SCORE_FILE)
+                stored = ScoredAnswers.read(self._context.checkpoints / BASE_SCORE_FILE)
             except ResultError:
                 stored = None  # absent, or damaged: the answers are computed again
         stored = self._group.broadcast_object(stored)
@@ -246,23 +246,24 @@ class TrainingScorer:
 
     def _store_base(self, result: ScoredAnswers) -> str | None:
         """Store the result on rank 0; return why it cannot be stored, or None."""
-        if self._folder is None:
+        if self._context.checkpoints is None:
             return None
         try:
-            result.write(self._folder)
+            result.write(self._context.checkpoints)
         except OSError as error:
-            return f"{self._folder}: the answers before the training are not stored: {error.strerror}"
+            return f"{self._context.checkpoints}: the answers before the training are not stored: {error.strerror}"
         return None
 
     def _answer(self) -> tuple[list[str], str | None]:
         """Return all answers, and the failure of any rank. Raises StopRequested."""
         group, texts, failure, is_stopped = self._group, list[str](), None, False
-        generator = self._make_generator(self._context.check)
         share = self._cases[group.rank :: group.world_size]
         try:
             texts = [
                 answer.text
-                for answer in generator.generate([case.prompt for case in share], [case.max_tokens for case in share])
+                for answer in self._generator.generate(
+                    [case.prompt for case in share], [case.max_tokens for case in share]
+                )
             ]
         except StopRequested:
             is_stopped = True
@@ -284,7 +285,7 @@ class TrainingScorer:
         outcome: list[RowScore] | str | None = None
         if self._group.rank == 0:
             try:
-                outcome = self._scoring.score(self._texts.rows(self._cases, result.answers), self._context.check)
+                outcome = self._scoring.score(self._texts.rows(self._cases, result.answers), self._check)
             except StopRequested:
                 outcome = None
             except OSError as error:

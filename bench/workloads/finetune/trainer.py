@@ -11,17 +11,17 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from bench import torch_stack
 from bench.harness.termination import NonFiniteLoss
 from bench.qlora.step import TrainingStep
 from bench.records import Trial, schema
+from bench.records.score import TrainingScore
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.answers import AnswerGenerator
-from bench.workloads.finetune.checkpoint import History, Identity, State
+from bench.workloads.finetune.checkpoint import History, State
 from bench.workloads.finetune.checkpoint_manager import (
     CheckpointManager,
     Weights,
@@ -31,7 +31,7 @@ from bench.workloads.finetune.checkpoint_manager import (
 )
 from bench.workloads.finetune.resume import ResumePoint, check_free_space, max_training_sec
 from bench.workloads.finetune.score import Scoring
-from bench.workloads.finetune.scoring import ScoreContext, StopRequested, TrainingScorer
+from bench.workloads.finetune.scoring import StopRequested, TrainContext, TrainingScorer
 from bench.workloads.finetune.steps import (
     GlobalStep,
     Gradients,
@@ -41,34 +41,15 @@ from bench.workloads.finetune.steps import (
     waited_percent,
 )
 from bench.workloads.finetune.training_set import RowCollator, TrainingSet, count_targets
-from bench.workloads.ranks.process import RankGroup
 
 __all__ = ["TrainContext", "Trainer", "deterministic", "write_adapter"]
 ZERO_STEPS = 3
-PROGRESS_SEC = 0.5
 MAX_NAMED_ROWS = 5
+T = TypeVar("T")
 
 
 class NoTrainableTokens(ArithmeticError):
     """Error for steps that change no weights: the training would learn nothing and report success."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainContext:
-    """The environment of a training.
-
-    `report` sends a line to the parent, `on_progress` updates the heartbeat, `stop_requested` returns True once this
-    rank has been asked to stop. `started` (monotonic) is this attempt's start, from which its hours count, because
-    loading costs money too.
-    """
-
-    group: RankGroup
-    report: Callable[..., None]
-    on_progress: Callable[[str, int], None]
-    stop_requested: Callable[[], bool]
-    checkpoints: Path | None  # None on all ranks except rank 0
-    identity: Identity
-    started: float = dataclasses.field(default_factory=time.monotonic)
 
 
 class Trainer:
@@ -99,9 +80,15 @@ class Trainer:
         self.weights = Weights(modules, step, self.peft_model)
         self.state, self.history = State(step=0, seconds=0.0), History()
         self.checkpoint_manager: CheckpointManager | None = None
-        self._last_progress, self._waits = 0.0, list[tuple[float, float]]()
-        self._zero_gradient_steps = 0
-        self.scorer = self._make_scorer()
+        self._zero_gradient_steps, self._waits = 0, list[tuple[float, float]]()
+        self.scorer: TrainingScorer | None = None
+        if (scoring := Scoring.load(training)) is not None:
+            make_generator = partial(
+                AnswerGenerator.of_step, modules, step, self.peft_model, tokenizer, training_set.end_tokens
+            )
+            self.scorer = TrainingScorer(
+                scoring, training_set, tokenizer, context, self.weights.adapter, make_generator, self._check_answering
+            )
         if context.checkpoints is not None:
 
             def log(message: str) -> None:
@@ -110,7 +97,7 @@ class Trainer:
             self.checkpoint_manager = CheckpointManager(
                 self.torch, context.checkpoints, context.identity, self.weights,
                 keep_count=training.keep_checkpoints, log=log,
-                on_wait=lambda: self._report_progress("checkpoint", self.state.step),
+                on_wait=lambda: context.show_progress("checkpoint", self.state.step),
             )  # fmt: skip
             check_free_space(context.checkpoints, (training.keep_checkpoints + 3) * (self.weights.bytes() + (1 << 20)))
 
@@ -130,32 +117,24 @@ class Trainer:
 
     def restore(self, resume_point: ResumePoint | None) -> None:
         """Restore rank 0's checkpoint on every rank; None starts from the beginning, or from the planned adapter."""
-        best = None
-        begins_from = self.training.init_adapter if resume_point is None and self.group.rank == 0 else None
-        if begins_from is not None:
-            load_init_adapter(begins_from, self.training.init_sha256, self.weights)
+        manager, is_begun = self.checkpoint_manager, False
         if resume_point is not None:
             best = load_checkpoint(resume_point.path, self.weights)
             self.state, self.history = resume_point.state, resume_point.history
-            norms = self.history.columns["gradient_norm"]
-            self._zero_gradient_steps = next(
-                (n for n in range(ZERO_STEPS) if n >= len(norms) or norms[-1 - n] != 0.0), ZERO_STEPS
-            )
-        self.state, self._zero_gradient_steps, counters = self.group.broadcast_object(
-            (self.state, self._zero_gradient_steps, self.weights.counters())
-        )
+            if manager is not None:
+                manager.newest_step, manager.best = self.state.step, best
+                if best is None and self.state.best_step is not None:
+                    manager.set_best()
+        elif self.training.init_adapter is not None and self.group.rank == 0:
+            load_init_adapter(self.training.init_adapter, self.training.init_sha256, self.weights)
+            is_begun = True
+        self.state, counters = self.group.broadcast_object((self.state, self.weights.counters()))
         if not self.group.is_single:
             flat = self.weights.to_flat()
             self.group.broadcast_(flat)
             self.weights.load_flat(flat)
             self.weights.set_counters(counters)
-        if self.checkpoint_manager is not None and resume_point is not None:
-            self.checkpoint_manager.newest_step = resume_point.state.step
-            if best is not None and self.state.best_step is not None:
-                self.checkpoint_manager.best = self.state.best_step, best
-            elif self.state.best_step == self.state.step:
-                self.checkpoint_manager.set_best(self.state.step)
-        if begins_from is not None:
+        if is_begun:
             self._checkpoint(wait=True)  # a later attempt may be on a machine without the adapter
 
     # The steps --------------------------------------------------------------------------------------------------------
@@ -166,18 +145,18 @@ class Trainer:
         started, earlier_sec = self.context.started, self.state.seconds
         max_sec = max_training_sec(training, earlier_sec)
         last_checkpoint = time.monotonic()
-        self._add_time(loading_sec=time.monotonic() - started)
-        if not self.state.evaluations and (self.state.step == 0 or self.training_set.data.validation):
-            self._evaluate_initial_model()
-        elif self._is_due():  # the last attempt was stopped between step and evaluation
-            self._evaluate()
+        self._add_time("loading_sec", started)
+        self._evaluate_if_due()  # before the first step, or after a stop between step and evaluation
+        if self.state.step == 0 and self.scorer is not None:
+            with contextlib.suppress(StopRequested):  # the next step ends the attempt
+                self._score(self.scorer.score_base)
         upcoming = self._upcoming()
         ready = next(upcoming, None)
         while ready is not None and not self._is_early():
             number, (rows, targets, all_rows) = self.state.step + 1, ready
             is_over = earlier_sec + time.monotonic() - started > max_sec
             start = time.perf_counter()
-            self._report_progress("train", number)
+            self.context.show_progress("train", number)
             factor = learning_rate_factor(training, number, self.steps)
             self.global_step.forward_backward(
                 number, rows, targets, (float(self.context.stop_requested()), float(is_over))
@@ -194,14 +173,9 @@ class Trainer:
             if stop_requests or over:
                 self._checkpoint(wait=True)
                 return "stopped" if stop_requests else "max_hours"
-            if self._is_due():
-                self._evaluate()
+            self._evaluate_if_due()
             if time.monotonic() - last_checkpoint >= training.checkpoint_sec and self._checkpoint():
                 last_checkpoint = time.monotonic()
-        if self.training_set.data.validation and all(
-            evaluation.step != self.state.step for evaluation in self.state.evaluations
-        ):
-            self._evaluate()
         self._checkpoint(wait=True)
         self._compare_ranks()
         return "early" if self._is_early() and self.state.step < self.steps else "finished"
@@ -278,36 +252,19 @@ class Trainer:
             return wait
         start = time.monotonic()
         is_saved = manager.save(self.state, self.history, wait=wait)
-        self._add_time(checkpoint_sec=time.monotonic() - start)
+        self._add_time("checkpoint_sec", start)
         return is_saved
-
-    def _report_progress(self, phase: str, number: int) -> None:
-        now = time.monotonic()
-        if now - self._last_progress >= PROGRESS_SEC:
-            self._last_progress = now
-            self.context.on_progress(phase, number)
 
     # Evaluation -------------------------------------------------------------------------------------------------------
 
-    def _evaluate_initial_model(self) -> None:
-        if self.training_set.data.validation:
-            self._evaluate()
-        if self.state.step == 0 and self.scorer is not None:
-            with contextlib.suppress(StopRequested):  # the next step ends the attempt
-                self.scorer.score_base()
-        self.group.barrier()
-
-    def _make_generator(self, on_step: Callable[[], None]) -> AnswerGenerator:
-        ends = self.training_set.end_tokens
-        return AnswerGenerator.of_step(self.modules, self.step, self.peft_model, self.tokenizer, ends, on_step=on_step)
-
-    def _evaluate(self) -> None:
-        """Evaluate the held-out loss after the state's step, on all ranks."""
-        start, number, held_out = time.monotonic(), self.state.step, self.training_set.data.validation
-
-        def on_progress(row: int) -> None:
-            self._report_progress("evaluate", row)
-
+    def _evaluate_if_due(self) -> None:
+        """Evaluate the held-out loss after the state's step, on all ranks, if that is due and was not done yet."""
+        start, number, every = time.monotonic(), self.state.step, self.training.evaluate_every
+        held_out, is_end = self.training_set.data.validation, number in (0, self.steps)
+        is_done = any(evaluation.step == number for evaluation in self.state.evaluations)
+        if not held_out or is_done or not (is_end or (every and number % every == 0)):
+            return
+        on_progress = partial(self.context.show_progress, "evaluate")
         losses = evaluate.example_losses(
             self.torch, self.step, self.training_set, self.collate, self.group, on_progress
         )
@@ -315,7 +272,7 @@ class Trainer:
         result = evaluate.make_evaluation(number, losses, first, [count_targets([example]) for example in held_out])
         if not math.isfinite(result.loss):
             raise NonFiniteLoss(f"the held-out loss is {result.loss} after step {number}")
-        self._add_time(evaluation_sec=time.monotonic() - start)
+        self._add_time("evaluation_sec", start)
         best = min((evaluation.loss for evaluation in self.state.evaluations if evaluation.is_best), default=math.inf)
         is_best = number > 0 and result.loss < best
         result = dataclasses.replace(result, is_best=is_best)
@@ -327,14 +284,8 @@ class Trainer:
         )
         self.context.report(evaluation=schema.to_json(result))
         if is_best and self.checkpoint_manager is not None:
-            self.checkpoint_manager.set_best(number)
+            self.checkpoint_manager.set_best()
             self._checkpoint(wait=False)
-
-    def _is_due(self) -> bool:
-        """Return True if an evaluation is due after the state's step and has not been done yet."""
-        step, every = self.state.step, self.training.evaluate_every
-        is_between = every > 0 and 0 < step < self.steps and step % every == 0
-        return is_between and all(evaluation.step != step for evaluation in self.state.evaluations)
 
     def _is_early(self) -> bool:
         """Return True if early stopping applies: no evaluation was the best for `patience` evaluations."""
@@ -342,34 +293,26 @@ class Trainer:
         since = next((n for n, evaluation in enumerate(reversed(later)) if evaluation.is_best), len(later))
         return 0 < self.training.patience <= since
 
-    # The score --------------------------------------------------------------------------------------------------------
+    def score(self) -> TrainingScore | None:
+        """Compare the scores of the base and of the present weights, on all ranks. Raises StopRequested."""
+        return None if self.scorer is None else self._score(self.scorer.compare)
 
-    def _make_scorer(self) -> TrainingScorer | None:
-        scoring = Scoring.load(self.training)
-        if scoring is None:
-            return None
-        return TrainingScorer(
-            scoring,
-            self.training_set,
-            self.tokenizer,
-            self.group,
-            adapter=self.weights.adapter,
-            make_generator=self._make_generator,
-            prepare=lambda: None if self.checkpoint_manager is None else self.checkpoint_manager.wait(),
-            context=ScoreContext(
-                report=self.context.report,
-                on_progress=lambda: self._report_progress("answer", self.state.step),
-                stop_requested=self.context.stop_requested,
-                on_time=lambda seconds: self._add_time(score_sec=seconds),
-            ),
-            model_sha256=self.context.identity.model,
-            folder=self.context.checkpoints,
-        )
+    def _score(self, measure: Callable[[], T]) -> T:
+        start = time.monotonic()
+        try:
+            return measure()
+        finally:
+            self._add_time("score_sec", start)
 
-    def _add_time(self, **seconds: float) -> None:
-        """Add to the state's times, and report them."""
-        times = {name: getattr(self.state.time, name) + value for name, value in seconds.items()}
-        self.state = dataclasses.replace(self.state, time=dataclasses.replace(self.state.time, **times))
+    def _check_answering(self) -> None:
+        self.context.show_progress("answer", self.state.step)
+        if self.context.stop_requested():
+            raise StopRequested
+
+    def _add_time(self, name: str, start: float) -> None:
+        """Add the time since `start` to one of the state's times, and report them."""
+        seconds = getattr(self.state.time, name) + time.monotonic() - start
+        self.state = dataclasses.replace(self.state, time=dataclasses.replace(self.state.time, **{name: seconds}))
         self.context.report(time=schema.to_json(self.state.time))
 
     # The end ----------------------------------------------------------------------------------------------------------
@@ -385,9 +328,10 @@ class Trainer:
 
     def adapter(self) -> tuple[int, dict[str, Any]]:
         """Return the final adapter's step and tensors: the best adapter, else the last. Rank 0 only."""
-        if self.checkpoint_manager is not None and self.checkpoint_manager.best is not None:
-            return self.checkpoint_manager.best
-        return self.state.step, {name: tensor.to("cpu", copy=True) for name, tensor in self.weights.adapter.items()}
+        best = None if self.checkpoint_manager is None else self.checkpoint_manager.best
+        if self.state.best_step is not None and best is not None:
+            return self.state.best_step, best
+        return self.state.step, self.weights.copy_adapter()
 
     def set_adapter(self, adapter: dict[str, Any]) -> None:
         """Copy an adapter's tensors into the weights."""

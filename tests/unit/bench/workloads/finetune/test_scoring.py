@@ -44,7 +44,7 @@ def test_answers_before_are_the_bases_at_any_step_and_are_computed_once(lab, tmp
     assert trainer.run() == "finished"
     rows = len(parts.material.data.validation)
     assert answered == [rows]
-    result = trainer.scorer.compare()
+    result = trainer.score()
     assert answered == [rows, rows], "the answers before are not repeated"
     (measure,) = result.measures
     assert measure.rows == len(result.places) == rows
@@ -57,7 +57,7 @@ def test_answers_before_are_the_bases_at_any_step_and_are_computed_once(lab, tmp
 
     weights = {name: tensor.clone() for name, tensor in trainer.weights.adapter.items()}
     (tmp_path / BASE_SCORE_FILE).unlink()  # as on another machine: computed from the trained weights, with B = 0
-    again = trainer.scorer.compare()
+    again = trainer.score()
     assert [row.before for row in again.shown] == [row.before for row in result.shown]
     assert again.before == result.before
     assert all(bool((tensor == weights[name]).all()) for name, tensor in trainer.weights.adapter.items())
@@ -80,7 +80,7 @@ def test_a_training_from_an_adapter_is_compared_with_this_adapter(lab, tmp_path)
     assert trainer.scorer.score_base().answers == before
     (checkpoints / BASE_SCORE_FILE).unlink()
     path.unlink()
-    result = trainer.scorer.compare()
+    result = trainer.score()
     assert (result.measures, str(path) in str(result.failure)) == ([], True)
 
 
@@ -96,10 +96,10 @@ def test_a_resumed_training_scores_only_what_is_missing(lab, tmp_path, answered)
     changed = lab(training={**SETTINGS, "score": "exact"})
     trainer = restored(changed, tmp_path)
     assert (trainer.state.step, trainer.run()) == (2, "finished")
-    assert trainer.scorer.compare().method == "exact"
+    assert trainer.score().method == "exact"
     assert len(answered) == 3, "before, with B = 0, and after"
     trainer.scorer._scoring = score.Scoring(method="contains", sha256=None)
-    assert trainer.scorer.compare().method == "contains"
+    assert trainer.score().method == "contains"
     assert len(answered) == 4, "other scores of the stored answers before"
 
 
@@ -107,12 +107,12 @@ def test_a_stop_during_the_last_score_repeats_no_step(lab, tmp_path):
     parts = lab(training=SETTINGS)
     trainer = restored(parts, tmp_path)
     assert trainer.run() == "finished"
-    trainer.scorer._context = scoring.ScoreContext(**{**vars(trainer.scorer._context), "stop_requested": lambda: True})
+    trainer.context.stop_requested = lambda: True
     with pytest.raises(StopRequested):
-        trainer.scorer.compare()
+        trainer.score()
     again = restored(lab(training=SETTINGS), tmp_path)
     assert (again.state.step, again.run(), len(again.history.columns["step"])) == (2, "finished", 2)
-    assert again.scorer.compare().measures
+    assert again.score().measures
 
 
 def test_a_failure_of_the_answers_is_a_result(lab, tmp_path, monkeypatch):
@@ -124,7 +124,7 @@ def test_a_failure_of_the_answers_is_a_result(lab, tmp_path, monkeypatch):
 
     monkeypatch.setattr(scoring.AnswerGenerator, "generate", fail)
     assert trainer.run() == "finished"
-    result = trainer.scorer.compare()
+    result = trainer.score()
     assert (result.measures, result.failure) == ([], "rank 0: RuntimeError: no\\nanswers")
     assert [line["flag"] for line in parts.reports if "flag" in line] == [f"score: {result.failure}"] * 2
 
@@ -135,7 +135,7 @@ def test_rows_without_a_score_are_named(lab, tmp_path, monkeypatch):
     parts = lab(training=SETTINGS)
     trainer = restored(parts, tmp_path)
     assert trainer.run() == "finished"
-    result = trainer.scorer.compare()
+    result = trainer.score()
     assert (result.measures, result.failure, result.unscored_rows) == ([], None, len(result.places))
     assert (result.unscored[0].row, result.unscored[0].fault) == (1, score.ScoreFault.RAISED)
     assert next(line["flag"] for line in parts.reports if "flag" in line).endswith("KeyError: 'x'")

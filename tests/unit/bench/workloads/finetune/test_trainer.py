@@ -1,13 +1,12 @@
 """The training loop apart from its steps: it stops on useless losses, early, on request, and at its limits."""
 
-import dataclasses
 from typing import Any
 
 import pytest
 
 from bench.data.inputs import InputError
 from bench.harness.termination import NonFiniteLoss
-from bench.workloads.finetune import checkpoint, finetune, resume, training_set
+from bench.workloads.finetune import checkpoint, evaluate, finetune, resume, training_set
 from bench.workloads.finetune.trainer import NoTrainableTokens
 from tests.support import tiny_training
 from tests.support.faults import full_disk
@@ -86,21 +85,12 @@ def test_a_stop_before_a_due_evaluation_does_not_lose_it(lab, tmp_path):
 
 
 def test_without_a_better_held_out_loss_it_stops_early_with_the_best_adapter(lab, tmp_path, monkeypatch):
-    trainer = lab(training={"evaluate_every": 1, "patience": 2}).trainer(tmp_path)
-    real, step = trainer._evaluate, trainer.state.step
-
-    def evaluate() -> bool:
-        is_recorded = real()
-        if trainer.state.step > 2:  # the loss increases from here on
-            *before, last = trainer.state.evaluations
-            worse = dataclasses.replace(last, is_best=False)
-            trainer.state = dataclasses.replace(trainer.state, evaluations=[*before, worse], best_step=2)
-        return is_recorded
-
-    monkeypatch.setattr(trainer, "_evaluate", evaluate)
-    set_best = trainer.checkpoint_manager.set_best
-    monkeypatch.setattr(trainer.checkpoint_manager, "set_best", lambda step: set_best(step) if step <= 2 else None)
-    assert (step, trainer.run()) == (0, "early")
+    parts = lab(training={"evaluate_every": 1, "patience": 2})
+    losses = iter([3.0, 2.0, 1.0, 4.0, 5.0])
+    rows = len(parts.material.data.validation)
+    monkeypatch.setattr(evaluate, "example_losses", lambda *_: [next(losses)] * rows)
+    trainer = parts.trainer(tmp_path)
+    assert trainer.run() == "early"
     assert (trainer.state.step, trainer.adapter()[0]) == (4, 2)
 
 
