@@ -1,22 +1,15 @@
-"""Invalid input of `python -m bench run`: one line, exit 2, no files left.
-
-A machine whose GPU cannot be used: the same, with a remedy.
-"""
+"""Invalid input of `python -m bench run`: one line, exit 2, no files left."""
 
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.commands import cli
-from bench.data.inputs import InputError
-from bench.machine import preflight
-from bench.torch_stack import Stack
 
 pytestmark = pytest.mark.usefixtures("restored_signals")
 
@@ -84,114 +77,6 @@ def test_an_unknown_trial_is_rejected_with_those_of_the_suite(rejection, tiny_da
     message = rejection(data=tiny_data, flags=("--suite", "quick", "--trial-name", "fastest"))
     assert "'fastest'" in message
     assert message.endswith(" baseline, optimized, train\n")
-
-
-# A machine whose GPU cannot be used -----------------------------------------------------------------------------------
-
-
-def fake_stack(
-    *,
-    available: bool,
-    error: str = "",
-    cuda: str | None = "13.0",
-    library: object = None,
-    file: str = "",
-    version: str = "0.50.2",
-) -> Stack:
-    def init() -> None:
-        raise RuntimeError(error)
-
-    torch: Any = SimpleNamespace(
-        __version__="2.11.0",
-        version=SimpleNamespace(cuda=cuda),
-        cuda=SimpleNamespace(is_available=lambda: available, init=init, get_device_capability=lambda: (8, 6)),
-    )
-    bitsandbytes: Any = SimpleNamespace(__version__=version, __file__=file, cextension=SimpleNamespace(lib=library))
-    nothing: Any = SimpleNamespace()
-    return Stack(torch=torch, transformers=nothing, peft=nothing, bitsandbytes=bitsandbytes)
-
-
-@pytest.fixture
-def gpu_file(tmp_path: Path, monkeypatch) -> Path:
-    """Give this machine a visible GPU's device file."""
-    path = tmp_path / "nvidiactl"
-    path.touch()
-    monkeypatch.setattr(preflight, "GPU_DEVICE_FILE", path)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("error", "cuda", "remedy"),
-    [
-        (
-            "The NVIDIA driver on your system is too old (found version 12040).\nPlease update your GPU driver",
-            "13.0",
-            "CUDA 13.0",
-        ),
-        ("Torch not compiled with CUDA enabled", None, "CUDA build"),
-        ("Found no NVIDIA driver on your system.", "13.0", "NVIDIA runtime"),
-        ("No CUDA GPUs are available", "13.0", "nvidia.com/gpu: 1"),
-        ("CUDA unknown error - this may be due to an incorrectly set up environment", "13.0", "reboot"),
-    ],
-)
-def test_a_gpu_that_cuda_cannot_use_is_rejected_with_the_error_and_a_remedy(gpu_file, make_trial, error, cuda, remedy):
-    with pytest.raises(InputError) as caught:
-        preflight.check(fake_stack(available=False, error=error, cuda=cuda), make_trial())
-    message = str(caught.value)
-    assert message.startswith(f"{gpu_file}: ")
-    assert "torch 2.11.0" in message
-    assert error.splitlines()[0][:20] in message
-    assert remedy in message.partition("; ")[2]
-    assert "\n" not in message
-
-
-@pytest.mark.usefixtures("gpu_file")
-@pytest.mark.parametrize("chosen", ["", "-1", "NoDevFiles"])
-def test_a_gpu_hidden_on_purpose_is_accepted(make_trial, monkeypatch, chosen):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    preflight.check(fake_stack(available=False), make_trial())
-
-
-def test_bitsandbytes_without_cpu_kernels_is_rejected_on_the_cpu(make_trial, tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight, "GPU_DEVICE_FILE", tmp_path / "none")
-    old = fake_stack(available=False, version="0.43.1")
-    with pytest.raises(InputError, match=r"bitsandbytes 0\.43\.1 .*optimizer=adamw_torch"):
-        preflight.check(old, make_trial())
-    preflight.check(old, make_trial(base_precision="bf16", optimizer="adamw_torch"))
-
-
-def test_a_machine_without_a_gpu_is_accepted(make_trial, tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight, "GPU_DEVICE_FILE", tmp_path / "none")
-    preflight.check(fake_stack(available=False), make_trial())
-
-
-class CpuLibrary:
-    """A fake of bitsandbytes' library when it has no build for this GPU."""
-
-    compiled_with_cuda = False
-
-
-class CudaLibrary(CpuLibrary):
-    compiled_with_cuda = True
-
-
-@pytest.mark.parametrize(("builds", "listed"), [((), "no CUDA build"), (("121", "124"), "CUDA 121, 124")])
-def test_bitsandbytes_without_gpu_support_is_rejected_with_its_builds(make_trial, tmp_path, builds, listed):
-    for build in builds:
-        (tmp_path / f"libbitsandbytes_cuda{build}.so").touch()
-    stack = fake_stack(available=True, library=CpuLibrary(), file=str(tmp_path / "__init__.py"))
-    with pytest.raises(InputError, match=rf"CUDA 13\.0 .*{listed}; .*BNB_CUDA_VERSION"):
-        preflight.check(stack, make_trial())
-    with pytest.raises(InputError):  # the 8-bit optimizer needs bitsandbytes too
-        preflight.check(stack, make_trial(base_precision="bf16"))
-
-
-def test_bitsandbytes_is_only_checked_for_features_that_the_trial_uses(make_trial, tmp_path):
-    stack = fake_stack(available=True, library=CpuLibrary(), file=str(tmp_path / "__init__.py"))
-    preflight.check(stack, make_trial(base_precision="bf16", optimizer="adamw_torch"))
-    preflight.check(stack, make_trial(kind="hardware"))
-    preflight.check(fake_stack(available=True, library=CudaLibrary()), make_trial())
 
 
 # Unusual but valid input ----------------------------------------------------------------------------------------------

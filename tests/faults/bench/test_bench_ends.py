@@ -128,30 +128,22 @@ def test_a_stop_that_a_library_turns_into_an_error_is_still_a_stop(start, tmp_pa
     assert any("half an import" in line for line in result.log_tail)
 
 
-def test_sigterm_in_warmup_is_preempted_without_measurements(start, tmp_path, tiny_trial):
-    process = start(tiny_trial(warmup_steps=10_000), tmp_path)
-    wait_for_step(process, tmp_path, "warmup", 1)
-    process.terminate()
-    result = read_result(process, tmp_path, 143, TrialStatus.PREEMPTED)
-    assert (result.metrics, result.steps.step_time_sec) == (None, [])
-    assert len(result.warmup.step_time_sec) >= 1
-
-
 @pytest.mark.parametrize(
-    ("number", "code", "status", "token"),
+    ("phase", "number", "code", "status"),
     [
-        (signal.SIGINT, 130, TrialStatus.CANCELLED, "SIGINT"),
-        (signal.SIGALRM, 1, TrialStatus.TIMED_OUT, "300 s"),  # the deadline's signal, sent by the test
+        ("warmup", signal.SIGTERM, 143, TrialStatus.PREEMPTED),
+        ("measure", signal.SIGINT, 130, TrialStatus.CANCELLED),
     ],
 )
-def test_a_stop_while_measuring_keeps_the_measured_steps(start, tmp_path, tiny_trial, number, code, status, token):
-    process = start(tiny_trial(measured_steps=100_000, deadline_sec=300.0), tmp_path)
-    wait_for_step(process, tmp_path, "measure", 3)
+def test_a_stop_keeps_what_was_measured(start, tmp_path, tiny_trial, phase, number, code, status):
+    process = start(tiny_trial(**{"warmup_steps" if phase == "warmup" else "measured_steps": 10_000}), tmp_path)
+    wait_for_step(process, tmp_path, phase, 3)
     process.send_signal(number)
     result = read_result(process, tmp_path, code, status)
-    assert re.match(f"[^(]*{token}[^(]*\\(in measure, ", str(result.reason))
-    assert result.metrics is not None
-    assert result.metrics.step_time_sec.n == len(result.steps.loss) == len(result.steps.step_time_sec) >= 2
+    assert re.match(f"[^(]*{number.name}[^(]*\\(in {phase}, ", str(result.reason))
+    steps = {"warmup": result.warmup, "measure": result.steps}[phase]
+    assert len(steps.loss) == len(steps.step_time_sec) >= 2
+    assert (result.metrics is None) == (phase == "warmup")
 
 
 def test_a_deadline_that_passes_ends_the_trial(start, tmp_path, tiny_trial):
@@ -193,19 +185,23 @@ def test_a_non_finite_loss_fails_with_its_step(start, tmp_path, tiny_model, tiny
     assert result.steps.loss == [None]
 
 
-def test_an_unexpected_error_fails_with_its_traceback_in_the_log(start, tmp_path, tiny_trial):
-    broken = (
-        "import bench.qlora.step\ndef choose_placement(_): raise LookupError('no\\ndevice')\n"
-        "bench.qlora.step.choose_placement = choose_placement"
-    )
-    result = read_result(start(tiny_trial(), tmp_path, before=broken), tmp_path, 1, TrialStatus.FAILED)
-    assert result.reason == "LookupError: no device (in import, 0 of 3 steps done)"
-    assert any("raise LookupError" in line or "in choose_placement" in line for line in result.log_tail)
-
-
-def test_a_missing_library_is_named(start, tmp_path, tiny_trial):
-    process = start(tiny_trial(), tmp_path, before="import sys; sys.modules['torch'] = None")
-    assert "torch" in str(read_result(process, tmp_path, 1, TrialStatus.FAILED).reason)
+@pytest.mark.parametrize(
+    ("before", "reason", "logged"),
+    [
+        (
+            "import bench.qlora.step\ndef choose_placement(_): raise LookupError('no\\ndevice')\n"
+            "bench.qlora.step.choose_placement = choose_placement",
+            "LookupError: no device (in import, 0 of 3 steps done)",
+            "choose_placement",
+        ),
+        ("import sys; sys.modules['torch'] = None", "ModuleNotFoundError: import of torch ", "torch"),
+    ],
+    ids=["an error of ours", "a missing library"],
+)
+def test_an_unexpected_error_fails_with_its_traceback_in_the_log(start, tmp_path, tiny_trial, before, reason, logged):
+    result = read_result(start(tiny_trial(), tmp_path, before=before), tmp_path, 1, TrialStatus.FAILED)
+    assert str(result.reason).startswith(reason)
+    assert any(logged in line for line in result.log_tail)
 
 
 def test_a_full_disk_is_rejected_before_any_work(start, small_disk, tiny_trial):
@@ -215,14 +211,6 @@ def test_a_full_disk_is_rejected_before_any_work(start, small_disk, tiny_trial):
     assert err.startswith(f"{small_disk}: ")
     assert "No space left on device; " in err
     assert [entry.name for entry in small_disk.iterdir()] == ["filler"]
-
-
-def test_a_read_only_folder_is_rejected_before_any_work(start, small_disk, tiny_trial):
-    subprocess.run(("mount", "-o", "remount,ro", str(small_disk)), check=True)
-    code, output, err = finish(start(tiny_trial(), small_disk / "out"))
-    assert (code, output) == (2, "")
-    assert err.startswith(f"{small_disk / 'out'}: ")
-    assert re.search("Read-only file system; .*--out\n$", err)
 
 
 def test_a_disk_that_fills_up_later_gives_one_line_and_no_partial_result(start, small_disk, tiny_trial):

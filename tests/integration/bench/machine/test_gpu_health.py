@@ -1,27 +1,26 @@
 """Health of GPUs with a fake of NVIDIA's library: faults and facts, and a trial whose GPU shows an error.
 
-The trial's process is real, its steps compute nothing.
+The sampler is a real process.
 """
 
 import json
-import os
-import shutil
-import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.commands import run
+from bench.data.inputs import Inputs
+from bench.harness.record import Record, Request
+from bench.harness.termination import StopSignals
 from bench.machine import nvml
 from bench.machine.gpu_health import HealthMonitor, link_flag
-from bench.records import suite
 from bench.records.result import TrialResult
 from bench.records.status import ReasonCode, TrialStatus
 from tests.support.cases import Case, load_cases
 from tests.support.fakes import pynvml
-from tests.support.faults import wait_for
-from tests.support.hosts.fake_worker_training import install_fake_training
 from tests.support.paths import ROOT
 
 FAKES = ROOT / "tests" / "support" / "fakes"
@@ -51,32 +50,27 @@ def test_a_machine_without_a_gpu_has_no_fault_and_no_facts() -> None:
     assert (monitor.read(), monitor.facts()) == (None, {})
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("restored_signals")
 def test_a_trial_whose_gpu_shows_an_error_is_stopped_and_lost_with_that_cause(
-    tiny_model: Path, tiny_data: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_trial, model_folder: Path, data_file: Path
 ) -> None:
-    (trial, *_) = suite("quick", "tiny", str(tiny_model), str(tiny_data))
-    shutil.copytree(ROOT / "bench", tmp_path / "bench")
-    install_fake_training(tmp_path)
-    document = json.loads(trial.to_text()) | {"measured_steps": 10_000}
-    (tmp_path / "trial.json").write_text(json.dumps(document))
-    variables = {
-        "PYTHONPATH": os.pathsep.join((str(FAKES), str(tmp_path))),
-        "FAKE_NVML": '[{"processes": []}]',
-        "FAKE_NVML_SWITCH": str(tmp_path / "switch.json"),
-        "OMP_NUM_THREADS": "1",
-    }
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    def measure(record: Record, _: Inputs, stops: StopSignals) -> None:
+        with record.timed("measure"):
+            (tmp_path / "part.json").write_text(json.dumps({"xids": [31, 79]}))
+            (tmp_path / "part.json").rename(tmp_path / "switch.json")
+            while True:
+                time.sleep(0.01)
+                stops.check()
+
+    monitor_of(monkeypatch, {})
+    monkeypatch.setattr(run, "_measure", measure)
+    monkeypatch.setenv("PYTHONPATH", str(FAKES))  # for the sampler
+    monkeypatch.setenv("FAKE_NVML", "[{}]")
+    monkeypatch.setenv("FAKE_NVML_SWITCH", str(tmp_path / "switch.json"))
+    trial = make_trial(model=str(model_folder), data=str(data_file), deadline_sec=120.0)
     out = tmp_path / "out"
-    argv = (sys.executable, "-m", "bench", "run", "--trial", str(tmp_path / "trial.json"), "--out", str(out))
-    with subprocess.Popen(argv, cwd=tmp_path, env=environment | variables, stdout=subprocess.PIPE) as process:
-        progress = out / "progress.json"
-        wait_for(lambda: progress.exists() and json.loads(progress.read_text())["phase"] == "measure", "steps", 120.0)
-        (tmp_path / "part.json").write_text(json.dumps({"xids": [31, 79]}))
-        (tmp_path / "part.json").rename(tmp_path / "switch.json")
-        assert process.wait(120.0) == 1
+    assert run.run(Request(trial_file=tmp_path / "t.json", trial=trial, out=out)) == 1
     result = TrialResult.read(out / "result.json")
     assert (result.status, result.reason_code) == (TrialStatus.LOST, ReasonCode.GPU_FAULT)
     assert (result.reason or "").startswith("GPU 0 (GPU-aaaa): XID 79 ")
     assert result.fingerprint["gpu_xids"] == [31, 79]
-    assert len(result.steps.step_time_sec) < 10_000

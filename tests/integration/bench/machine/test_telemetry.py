@@ -338,17 +338,6 @@ def test_a_shared_gpu_is_flagged_with_its_processes_or_as_unknown_use(library, m
     assert (neighbours.flags, neighbours.facts["gpu_memory_used_at_start_bytes"]) == ([], 0)
 
 
-def test_run_refuses_a_gpu_trial_where_all_gpus_are_hidden(tmp_path, make_trial, model_folder, data_file):
-    trial = make_trial(profile="gpu", model=str(model_folder), data=str(data_file))
-    (tmp_path / "t.json").write_text(trial.to_text())
-    arguments = ("run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path / "out"))
-    done = python_m("bench", *arguments, CUDA_VISIBLE_DEVICES="")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "CUDA_VISIBLE_DEVICES=''" in done.stderr
-    assert "profile tiny" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.usefixtures("_fake_in_processes")
 def test_sample_prints_the_current_readings_in_one_line():
     done = python_m("bench", "sample", PYTHONPATH=os.pathsep.join((str(ROOT), str(FAKES))))

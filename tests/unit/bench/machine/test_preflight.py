@@ -1,7 +1,7 @@
-"""A GPU without bf16 and a machine without a compiler raise an error before the trial starts."""
+"""A machine whose GPU, bitsandbytes or compiler cannot be used raises one line before the trial starts."""
 
-import contextlib
 import importlib.util
+import re
 import shutil
 import sysconfig
 from pathlib import Path
@@ -15,28 +15,99 @@ from bench.machine import preflight
 from bench.torch_stack import Stack
 
 
-class CudaLibrary:
-    """bitsandbytes' library with GPU support."""
+class CpuLibrary:
+    """bitsandbytes' library when it has no build for this GPU."""
 
+    compiled_with_cuda = False
+
+
+class CudaLibrary:
     compiled_with_cuda = True
 
 
-def machine(capability: tuple[int, int]) -> Stack:
-    cuda = SimpleNamespace(
-        is_available=lambda: True, get_device_capability=lambda: capability, get_device_name=lambda: "Tesla T4"
+PLAIN = {"base_precision": "bf16", "optimizer": "adamw_torch"}  # needs no bitsandbytes
+OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 12040).\nPlease update your GPU driver"
+
+
+def make_stack(
+    *,
+    has_cuda: bool = True,
+    error: str = "",
+    cuda: str | None = "13.0",
+    library: object = None,
+    version: str = "0.50.2",
+    capability: tuple[int, int] = (8, 6),
+    file: str = "",
+) -> Stack:
+    def init() -> None:
+        raise RuntimeError(error)
+
+    device = SimpleNamespace(
+        is_available=lambda: has_cuda,
+        init=init,
+        get_device_capability=lambda: capability,
+        get_device_name=lambda: "Tesla T4",
     )
-    torch: Any = SimpleNamespace(cuda=cuda, __version__="2.11.0", version=SimpleNamespace(cuda="13.0"))
-    library: Any = SimpleNamespace(cextension=SimpleNamespace(lib=CudaLibrary()), __version__="0.50.2")
+    torch: Any = SimpleNamespace(__version__="2.11.0", version=SimpleNamespace(cuda=cuda), cuda=device)
+    extension = SimpleNamespace(lib=library or CudaLibrary())
+    bitsandbytes: Any = SimpleNamespace(__version__=version, __file__=file, cextension=extension)
     nothing: Any = SimpleNamespace()
-    return Stack(torch=torch, transformers=nothing, peft=nothing, bitsandbytes=library)
+    return Stack(torch=torch, transformers=nothing, peft=nothing, bitsandbytes=bitsandbytes)
 
 
-@pytest.mark.parametrize("kind", ["training", "inference", "loading", "distributed", "hardware"])
-def test_a_gpu_without_bf16_is_refused_by_its_name_for_every_kind_but_hardware(make_trial, kind):
-    preflight.check(machine((8, 0)), make_trial(kind=kind))
-    is_refused = pytest.raises(InputError, match=r"^Tesla T4: compute capability 7\.5 .*; .*8\.0[^\n]*$")
-    with contextlib.nullcontext() if kind == "hardware" else is_refused:
-        preflight.check(machine((7, 5)), make_trial(kind=kind))
+# The stack, the trial's fields, CUDA_VISIBLE_DEVICES where a device file exists, else False; the refusal, else None.
+CASES: list[tuple[dict[str, Any], dict[str, Any], str | bool | None, str | None]] = [
+    *(
+        (
+            {"has_cuda": False, "error": error, "cuda": cuda},
+            {},
+            None,
+            rf"FILE: .*torch 2\.11\.0 .*{error[:20]}.*; {remedy}",
+        )
+        for error, cuda, remedy in (
+            (OLD_DRIVER, "13.0", ".*CUDA 13.0"),
+            ("Torch not compiled with CUDA enabled", None, ".*CUDA build"),
+            ("Found no NVIDIA driver on your system.", "13.0", ".*NVIDIA runtime"),
+            ("No CUDA GPUs are available", "13.0", ".*nvidia.com/gpu: 1"),
+            ("CUDA unknown error - this may be due to an incorrectly set up environment", "13.0", ".*reboot"),
+        )
+    ),
+    *(({"has_cuda": False}, {}, hidden, None) for hidden in ("", "-1", "NoDevFiles")),
+    ({"has_cuda": False}, {}, False, None),
+    ({"has_cuda": False, "version": "0.43.1"}, {}, False, r"bitsandbytes 0\.43\.1 .*optimizer=adamw_torch"),
+    ({"has_cuda": False, "version": "0.43.1"}, PLAIN, False, None),
+    ({"library": CpuLibrary()}, {}, None, r".*CUDA 13\.0 .*CUDA 121, 124; .*BNB_CUDA_VERSION"),
+    ({"library": CpuLibrary()}, {"base_precision": "bf16"}, None, "bitsandbytes"),  # the 8-bit optimizer needs it too
+    ({"library": CpuLibrary()}, PLAIN, None, None),
+    ({"library": CpuLibrary()}, {"kind": "hardware"}, None, None),
+    ({}, {}, None, None),
+    *(
+        ({"capability": (7, 5)}, {"kind": kind}, None, r"Tesla T4: compute capability 7\.5 .*; .*8\.0")
+        for kind in ("training", "inference", "loading", "distributed")
+    ),
+    ({"capability": (7, 5)}, {"kind": "hardware"}, None, None),
+]
+
+
+@pytest.mark.parametrize(("stack", "fields", "visible", "refusal"), CASES)
+def test_what_a_trial_needs_and_a_machine_lacks_is_refused_in_one_line(
+    make_trial, monkeypatch, tmp_path, stack, fields, visible, refusal
+):
+    monkeypatch.setattr(preflight, "GPU_DEVICE_FILE", tmp_path / "nvidiactl")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not False:
+        (tmp_path / "nvidiactl").touch()
+    if isinstance(visible, str):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    for build in ("121", "124"):
+        (tmp_path / f"libbitsandbytes_cuda{build}.so").touch()
+    made, trial = make_stack(**stack, file=str(tmp_path / "__init__.py")), make_trial(**fields)
+    if refusal is None:
+        preflight.check(made, trial)
+        return
+    with pytest.raises(InputError) as caught:
+        preflight.check(made, trial)
+    assert re.fullmatch(refusal.replace("FILE", str(tmp_path / "nvidiactl")) + ".*", str(caught.value))
 
 
 @pytest.mark.parametrize(("programs", "variables", "has_header", "message"), [
@@ -59,12 +130,12 @@ def test_kernels_are_refused_where_triton_could_not_launch_them(
     if has_header:
         Path(tmp_path, "Python.h").touch()
     for kind in ("hardware", "loading", "inference", "training"):
-        preflight.check(machine((8, 6)), make_trial(kind=kind, recipe="reference"))
+        preflight.check(make_stack(), make_trial(kind=kind, recipe="reference"))
     for recipe in ("fast", "stock"):
         trial = make_trial(recipe=recipe)
         if message is None:
-            preflight.check(machine((8, 6)), trial)
+            preflight.check(make_stack(), trial)
             continue
         with pytest.raises(InputError) as caught:
-            preflight.check(machine((8, 6)), trial)
+            preflight.check(make_stack(), trial)
         assert str(caught.value).replace(str(tmp_path), "INCLUDE").startswith(message)
