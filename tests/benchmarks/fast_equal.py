@@ -1,26 +1,17 @@
-"""Equality of the recipes fast and reference: gradients against float32, and loss curves step by step.
+"""Gradients of the recipes fast and reference against float32, in bf16 and, on a GPU, with products in 8 bits.
 
-In bf16 and, on a GPU, with products in 8 bits:
+    python -m tests.benchmarks.fast_equal [--model DIR --data FILE]
 
-    python -m tests.benchmarks.fast_equal --model DIR --data FILE [--steps 200] [--parts gradients,curves] [--json FILE]
-
-Gradients: of all adapters, on one micro-batch without dropout and with B drawn at random (at 0, as training begins, A
-has no gradient), as ||gradient - exact|| / ||exact||. Exact is the same quantized model in float32, TF32 off.
-
-Curves: over the same batches in the same order. The reference runs twice, with other dropout masks the second time;
-the difference of its two curves is the noise for judging the fast one. Each curve prints its distance to the first one
-every REPORT_EVERY steps, so a run that is cut short has partial output.
+Of all adapters, on one micro-batch without dropout and with B drawn at random (at 0, as training begins, A has no
+gradient), as ||gradient - exact|| / ||exact||. Exact is the same quantized model in float32, TF32 off.
 """
 
 import argparse
 import dataclasses
 import gc
-import json
-import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +25,8 @@ from bench.qlora.step import Placement, TrainingStep, add_lora, choose_placement
 from bench.records import Trial
 from tests.benchmarks import Figure, a_trial, demo_inputs, print_figures
 
-STEPS = 200
-LAST = 50  # steps at the end over which mean losses are compared
-REPORT_EVERY = 20
-PARTS = ("gradients", "curves")
 Compared = tuple[str, str, dict[str, Any]]  # a name, a recipe, and what it changes
 REFERENCE: Compared = ("reference", "reference", {})
-AGAIN = "reference with other dropout"
 IN_8_BITS: tuple[Compared, ...] = (
     ("fast, d_x in 8 bits", "fast", {"matmul": "int8_backward"}),
     ("fast, both products in 8 bits", "fast", {"matmul": "int8"}),
@@ -51,9 +37,6 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.fast_equal")
     parser.add_argument("--model", help="default: the demo's small model, made for this")
     parser.add_argument("--data", help="default: the demo's data")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--parts", default=",".join(PARTS), help="which of gradients, curves")
-    parser.add_argument("--json", type=Path, help="every loss, for a record")
     arguments = parser.parse_args(argv)
     modules = torch_stack.load()
     placement = choose_placement(modules)
@@ -70,16 +53,10 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
             max_seq_len=256 if on_gpu else 64,
             micro_batch_size=4,
             warmup_steps=0,
-            measured_steps=arguments.steps,
-            learning_rate=2e-4 if on_gpu else 4e-3,
+            measured_steps=1,
         )
-        equal = Equality(modules, placement, trial)
-        wanted = arguments.parts.split(",")
         compared = [REFERENCE, ("fast", "fast", {}), *(IN_8_BITS if on_gpu else ())]
-        figures = equal.gradients(compared) if "gradients" in wanted else []
-        if "curves" in wanted:
-            figures += equal.curves(compared, arguments.json)
-        return figures
+        return Equality(modules, placement, trial).gradients(compared)
 
 
 class Equality:
@@ -104,43 +81,6 @@ class Equality:
             )
             print(figures[-1], flush=True)
         return figures
-
-    def curves(self, compared: Sequence[Compared], out: Path | None) -> list[Figure]:
-        """Train the first case, it again with other dropout, and the others; write every loss to `out`."""
-        reference, *others = compared
-        curves: dict[str, list[float]] = {}
-        for name, recipe, changes in (reference, (AGAIN, *reference[1:]), *others):
-            curves[name] = self._curve(name, recipe, changes, int(name == AGAIN), curves.get(reference[0]))
-            if out is not None:
-                out.write_text(json.dumps(curves))
-        first = curves.pop(reference[0])
-        noise = _apart(first, curves[AGAIN])
-        return [
-            Figure(
-                name=f"loss, {len(first)} steps, {name}",
-                value=f"mean |difference| {_apart(first, other):.4f}, last {LAST} steps "
-                f"{statistics.fmean(other[-LAST:]):.4f} (reference {statistics.fmean(first[-LAST:]):.4f}, first step "
-                f"{first[0]:.4f})",
-                ratio=f"{_apart(first, other) / noise:.2f}x the noise",
-            )
-            for name, other in curves.items()
-        ]
-
-    def _curve(
-        self, name: str, recipe: str, changes: dict[str, Any], dropout_seed: int, first: list[float] | None
-    ) -> list[float]:
-        step = self.build(recipe, **changes)
-        self.modules.torch.manual_seed(1000 + dropout_seed)
-        losses: list[float] = []
-        for batch in islice(self.batches, self.trial.measured_steps):
-            losses.append(float(step(iter([batch]), 1)))
-            if len(losses) % REPORT_EVERY == 0:
-                apart = "" if first is None else f", mean |difference| {_apart(first[: len(losses)], losses):.4f}"
-                mean = statistics.fmean(losses[-REPORT_EVERY:])
-                print(f"{name}: {len(losses)} steps, last {REPORT_EVERY} at {mean:.4f}{apart}", flush=True)
-        del step  # before the next model is loaded
-        self.free()
-        return losses
 
     def gradient(self, recipe: str, **changes: Any) -> Any:
         """Return all adapters' gradients concatenated in the order of names, float64 on the host."""
@@ -204,10 +144,6 @@ class Equality:
 def _named(model: Any) -> list[tuple[str, Any]]:
     """Return the parameters in the order of their names, which do not depend on the recipe's wrapper."""
     return sorted((name.removeprefix("peft_model."), each) for name, each in model.named_parameters())
-
-
-def _apart(values: list[float], other: list[float]) -> float:
-    return statistics.fmean(abs(a - b) for a, b in zip(values, other, strict=True))
 
 
 if __name__ == "__main__":
