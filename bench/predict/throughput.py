@@ -57,7 +57,6 @@ def forecast(config: Mapping[str, Any], model_sha256: str, trial: Trial) -> Fore
         gpus=len(gpus),
         gpu_memory_bytes=None if gpu is None else gpu.read().memory_total_bytes,
         peak_bytes=None if gpu is None else memory.peak_bytes(config, trial),
-        adapter_weights=flops.adapter_weights(config, trial.lora_rank, trial.lora_targets),
         recipe=recipe,
         can_use_int8=gpu is not None and recipe == "fast" and has_all_weights(config),
     )

@@ -30,7 +30,6 @@ class Forecast:
     gpus: int
     gpu_memory_bytes: int | None
     peak_bytes: int | None
-    adapter_weights: int
     recipe: str
     can_use_int8: bool = False
     data: DataReport | None = None

@@ -77,7 +77,7 @@ def numbers_fault(record: object, name: str = "") -> str | None:
 
 def forecast_fault(forecast: Mapping[str, Any]) -> str | None:
     """Return why this forecast of a training is impossible, or None."""
-    names = ("steps", "seconds", "total_sec", "usd", "usd_per_gpu_hour", "peak_bytes", "communication_percent")
+    names = ("steps", "seconds", "total_sec", "usd", "usd_per_gpu_hour", "peak_bytes")
     parts = forecast.get("parts_sec", {})
     known = [
         *((name, forecast.get(name)) for name in names),

@@ -227,13 +227,14 @@ def predicted_and_actual(training: TrainingReport) -> list[tuple[str, str, str]]
         ("whole time", plan.get("total_sec"), total, formatting.duration),
         ("dollars", plan.get("usd"), training.usd, formatting.dollars),
         ("peak GPU memory", plan.get("peak_bytes"), record.peak_vram_bytes, lambda count: format_gib(count, 2)),
-        ("communication", plan.get("communication_percent"), record.communication_measured_percent, "{:.1f} %".format),
     )
-    return [
+    known = [
         (name, show(predicted), show(actual))
         for name, predicted, actual, show in rows
         if predicted is not None and actual is not None
     ]
+    communication = record.communication_measured_percent
+    return [*known, *([] if communication is None else [("communication", "-", f"{communication:.1f} %")])]
 
 
 def check_lines(training: TrainingReport) -> list[Line]:

@@ -3,7 +3,7 @@
 train        `inv data.check`; `inv train`: its request, the facts, the plan, and the act
 recommended  the configuration of a benchmark, for `inv train --from`
 init_adapter the adapter that a training begins from, verified and sent to the workers
-forecast     predict hours, dollars, memory and communication before the start
+forecast     predict hours, dollars and memory before the start
 shapes       what the training costs on each shape of the price table
 submit       start a training without an operator: as a Kubernetes Job, or as a job on one host
 follow       follow a training to its end, and collect it

@@ -1,12 +1,12 @@
-"""Forecast of a training before it starts: steps, time, dollars, memory, and the share of communication.
+"""Forecast of a training before it starts: steps, time, dollars and memory.
 
 The time of a row comes from the newest trainings of the same configuration, model, workers and kind of device; else
 from the steps that an earlier run measured; else it is estimated from the chip's specification. Start-up, evaluations
 and scores come from the newest trainings of the model there, else from assumptions. Each has the interval of the next
-value, by Student's t over the logarithms of the measured ones. The gradient all-reduce is predicted from the bandwidth
-that an earlier distributed trial measured.
+value, by Student's t over the logarithms of the measured ones.
 
-Not covered: restarts, and the first scores on a kind of device.
+Not covered: restarts, the first scores on a kind of device, and the communication of the first training over several
+workers, which later ones include.
 """
 
 import dataclasses
@@ -49,7 +49,6 @@ WINDOWS = 5  # parts of a training, whose means show how much its speed changes
 # Assumed spread of the logarithm between processes, for steps and for all else; it counts as ASSUMED_DF measured ones.
 STEP_SPREAD, OTHER_SPREAD, ASSUMED_DF = 0.02, 0.1, 4
 FORWARD_SHARE = 1 / 3  # an evaluation's share of a row's time
-DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 
 
 STARTUP = Amount(value=25.0, low=5.0, high=100.0)  # no training of the model was measured
@@ -72,8 +71,7 @@ class TrainingForecast:
     """A predicted training. `seconds` is the time of all steps, None if unknown; `basis` names the source of the time.
 
     `parts` are the times of start-up, evaluations, checkpoints and scores, by PARTS; `usd` is of all. `peak_bytes` is
-    None without a GPU. `all_reduce_sec` is the gradient all-reduce of one step, None with one worker or without a
-    measured bandwidth. `max_hours` is the limit set by `limiting_setting`. `fallback` is the recipe that will be built
+    None without a GPU. `max_hours` is the limit set by `limiting_setting`. `fallback` is the recipe that will be built
     instead of the trial's, with the reason.
     """
 
@@ -85,8 +83,6 @@ class TrainingForecast:
     usd: Amount | None
     peak_bytes: int | None
     memory_bytes: int | None
-    step_sec: float | None
-    all_reduce_sec: float | None
     max_hours: float | None = None
     limiting_setting: str = next(iter(LIMITS))
     fallback: str | None = None
@@ -110,13 +106,6 @@ class TrainingForecast:
         left = self.max_hours * 3600.0 - self.other.value
         return None if self.seconds.value <= left else int(self.steps * max(0.0, left) / self.seconds.value)
 
-    @property
-    def communication_percent(self) -> float | None:
-        """Share of a step spent on communication, without overlap."""
-        if self.step_sec is None or self.all_reduce_sec is None:
-            return None
-        return 100.0 * self.all_reduce_sec / (self.step_sec + self.all_reduce_sec)
-
     def record(self) -> dict[str, Any]:
         """Return the figures that a report compares with the measured ones, as plain JSON values."""
         total = self.total
@@ -131,7 +120,6 @@ class TrainingForecast:
             "usd_per_gpu_hour": None if self.price is None else self.price.usd_per_gpu_hour,
             "price": None if self.price is None else self.price.description,
             "peak_bytes": self.peak_bytes,
-            "communication_percent": self.communication_percent,
         }
 
 
@@ -270,23 +258,21 @@ def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingFor
         rows = steps * training.rows_per_step
     max_rows_per_worker = math.ceil(min(training.rows_per_step, max(1, rows)) / workers)
     steps = steps if probe.forecast.steps is None else probe.forecast.steps
-    all_reduce = _all_reduce_sec(settings, probe, workers, DTYPE_BYTES[training.gradients])
-    trained = _trained_step_sec(settings, trial, probe, max_rows_per_worker, all_reduce or 0.0)
+    trained = _trained_step_sec(settings, trial, probe, max_rows_per_worker)
     step, basis = trained or _step_sec(settings, trial, probe, max_rows_per_worker)
-    seconds = None if step is None else _add_seconds(step, all_reduce or 0.0).times(steps)
+    if workers > 1 and step is not None and trained is None:
+        basis += ", without communication"
     row = None if step is None else step.times(1 / max_rows_per_worker)
     price = worker_price(settings, probe.device)
     predicted = TrainingForecast(
         steps=steps,
         workers=workers,
-        seconds=seconds,
+        seconds=None if step is None else step.times(steps),
         basis=basis,
         price=price,
         usd=None,
         peak_bytes=probe.forecast.peak_bytes,
         memory_bytes=probe.forecast.gpu_memory_bytes,
-        step_sec=None if step is None else step.value,
-        all_reduce_sec=all_reduce,
         max_hours=training.max_hours,
         limiting_setting=training.limited_by,
         fallback=None if probe.forecast.recipe == trial.recipe else probe.forecast.recipe,
@@ -298,13 +284,8 @@ def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingFor
     return dataclasses.replace(predicted, usd=usd)
 
 
-def _trained_step_sec(
-    settings: Settings, trial: Trial, probe: ProbeResult, rows: int, all_reduce_sec: float
-) -> tuple[Amount, str] | None:
-    """Predict a step of `rows` rows from trainings of this configuration, without communication; and name the source.
-
-    A step's time includes its communication. None if there is no such training.
-    """
+def _trained_step_sec(settings: Settings, trial: Trial, probe: ProbeResult, rows: int) -> tuple[Amount, str] | None:
+    """Predict a step of `rows` rows from trainings of this configuration, and name the source; None without any."""
     row_sec, counts, run_ids = [], [], []
     for trained, _, record in _trainings(settings, trial, probe):
         steps, training = record.steps.step_time_sec, trained.training
@@ -316,7 +297,7 @@ def _trained_step_sec(
             continue
         size = math.ceil(len(steps) / WINDOWS)
         windows = [statistics.fmean(steps[first : first + size]) for first in range(0, len(steps), size)]
-        row_sec += [max(1e-9, sec - all_reduce_sec) * trial.world_size / training.rows_per_step for sec in windows]
+        row_sec += [sec * trial.world_size / training.rows_per_step for sec in windows]
         counts.append(len(steps))
         run_ids.append(record.run_id)
     if not row_sec:
@@ -410,7 +391,8 @@ def _step_sec(settings: Settings, trial: Trial, probe: ProbeResult, rows: int) -
         # optimizer step; here `rows` rows share one optimizer step.
         low, high = (None if end is None else samples / end for end in (rate.high, rate.low))
         row = Amount(value=samples / rate.value, low=low, high=high)
-        step = _add_seconds(row.times(rows), (1 - rows) * _optimizer_sec(comparable))
+        seconds = (1 - rows) * _optimizer_sec(comparable)
+        step = _sum([row.times(rows), Amount(value=seconds, low=seconds, high=seconds)])
         return step, f"from {rate.n} steps measured on {probe.device} (run {comparable[0].run_id})"
     for chip in probe.forecast.chips:
         if chip.name == probe.device:
@@ -449,32 +431,6 @@ def _is_comparable(result: TrialResult, trial: Trial, probe: ProbeResult) -> boo
         and device(facts) == probe.device
         and facts.get("model_sha256") == probe.forecast.model_sha256
     )
-
-
-def _all_reduce_sec(settings: Settings, probe: ProbeResult, workers: int, bytes_each: int) -> float | None:
-    """Predict a step's gradient all-reduce without overlap, from the bandwidth last measured between workers."""
-    if workers == 1:
-        return None
-    for result in newest_results(settings.results_folder):
-        if (
-            not result.trial.workload.measures_scaling
-            or result.status is not TrialStatus.SUCCEEDED
-            or result.trial.world_size == 1
-        ):
-            continue
-        rates = [
-            measurement.value
-            for measurement in result.measurements
-            if measurement.name == "all_reduce_bus_gb_per_sec" and measurement.value
-        ]
-        if rates and device(result.fingerprint) == probe.device:
-            sent_bytes = 2.0 * (workers - 1) / workers * probe.forecast.adapter_weights * bytes_each
-            return sent_bytes / (max(rates) * 1e9)
-    return None
-
-
-def _add_seconds(amount: Amount, seconds: float) -> Amount:
-    return _sum([amount, Amount(value=seconds, low=seconds, high=seconds)])
 
 
 def _sum(amounts: Iterable[Amount]) -> Amount:

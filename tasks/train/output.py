@@ -26,7 +26,6 @@ from tasks.train.forecast import ProbeResult, TrainingForecast
 
 TARGET_STYLE, OTHER_STYLE = "bold green", "dim"
 TARGET_MARKS = ("[[", "]]")
-HIGH_COMMUNICATION_PERCENT = 5  # share of a step above which settings that reduce it are suggested
 BAR_WIDTH = 40  # characters
 MAX_EXAMPLE_CHARS = 1200
 
@@ -82,7 +81,7 @@ def data_lines(report: DataReport, training: Training) -> list[str]:
 
 
 def headline(predicted: TrainingForecast) -> list[str]:
-    """Return lines about time, dollars, memory, communication and a fallback of the recipe.
+    """Return lines about time, dollars, memory and a fallback of the recipe.
 
     Without a GPU nothing is rented: what is unknown then is left out.
     """
@@ -115,7 +114,6 @@ def headline(predicted: TrainingForecast) -> list[str]:
         gpu_memory = "" if predicted.memory_bytes is None else f" of {format_gib(predicted.memory_bytes)}"
         peak = format_gib(predicted.peak_bytes, 2)
         lines.append(f"predicted peak memory of the longest batch: {peak}{gpu_memory} per GPU")
-    lines += _communication(predicted) if has_gpu or predicted.all_reduce_sec is not None else []
     return [*lines, *([] if predicted.fallback is None else [f"! recipe {predicted.fallback}"])]
 
 
@@ -134,24 +132,6 @@ def _unpacked(report: DataReport) -> list[str]:
     return [
         f"not packed: models of this type may mix packed samples; {padding:.0f} % of the positions are padding, and an "
         f"epoch takes about {report.slowdown:.1f} times as long"
-    ]
-
-
-def _communication(predicted: TrainingForecast) -> list[str]:
-    if predicted.workers == 1:
-        return []
-    share = predicted.communication_percent
-    if share is None or predicted.step_sec is None or predicted.all_reduce_sec is None:
-        return ["communication: unknown; `inv bench --suite distributed` measures the bandwidth between the workers"]
-    line = f"communication: {share:.1f} % of a step before overlap ({predicted.all_reduce_sec:.3g} s)"
-    if share < HIGH_COMMUNICATION_PERCENT:
-        return [line]
-    factor = math.ceil(
-        predicted.all_reduce_sec * (100 - HIGH_COMMUNICATION_PERCENT) / HIGH_COMMUNICATION_PERCENT / predicted.step_sec
-    )
-    return [
-        f"{line}; {factor} times train.rows_per_step reduces it to {HIGH_COMMUNICATION_PERCENT} %, "
-        "train.gradient_dtype: bf16 halves it"
     ]
 
 

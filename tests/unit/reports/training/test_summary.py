@@ -37,6 +37,7 @@ def test_the_numbers_of_a_training_with_a_restart(tmp_path: Path) -> None:
         ("time of the steps", "58 min 20 s, $3.89", "60 min, $4.00"),
         ("dollars", "$3.90", "$4.00"),
         ("peak GPU memory", "3.00 GiB", "3.00 GiB"),
+        ("communication", "-", "7.0 %"),
     ]
 
 

@@ -64,14 +64,12 @@ PREDICTED = forecast.TrainingForecast(
     usd=Amount(value=2.0, low=1.6, high=2.4),
     peak_bytes=3 << 30,
     memory_bytes=24 << 30,
-    step_sec=9.0,
-    all_reduce_sec=1.0,
 )
 
 
 def make_probe(**fields: Any) -> forecast.ProbeResult:
     unknown = {"gpu": None, "gpus": 0, "gpu_memory_bytes": None, "peak_bytes": None}
-    answer = Forecast(**{"model_sha256": "0" * 64, "adapter_weights": 9, "recipe": "fast"} | unknown | fields)
+    answer = Forecast(**{"model_sha256": "0" * 64, "recipe": "fast"} | unknown | fields)
     return forecast.ProbeResult(forecast=answer, data=REPORT)
 
 
@@ -197,18 +195,11 @@ def test_a_training_that_shows_or_learns_little_is_a_warning_with_the_setting(
         assert warnings[code].values
 
 
-def test_without_a_gpu_unknown_hours_dollars_and_communication_are_left_out() -> None:
-    unknown = {
-        "seconds": None,
-        "price": None,
-        "usd": None,
-        "peak_bytes": None,
-        "step_sec": None,
-        "all_reduce_sec": None,
-    }
+def test_without_a_gpu_unknown_hours_and_dollars_are_left_out() -> None:
+    unknown = dict.fromkeys(("seconds", "price", "usd", "peak_bytes"))
     predicted = dataclasses.replace(PREDICTED, steps=9, workers=2, fallback=None, max_hours=None, **unknown)
     assert output.headline(dataclasses.replace(predicted, memory_bytes=None)) == ["9 steps on 2 workers"]
-    assert len(output.headline(dataclasses.replace(predicted, memory_bytes=24 << 30))) == 3
+    assert len(output.headline(dataclasses.replace(predicted, memory_bytes=24 << 30))) == 2
 
 
 @pytest.mark.parametrize(("max_hours", "left"), [(None, None), (1.0, None), (0.5, 1), (1e-9, 0)])

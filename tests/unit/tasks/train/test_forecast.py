@@ -57,8 +57,8 @@ def test_hours_are_the_sum_of_all_steps_so_slow_ones_count(settings: Callable[..
 def test_rows_of_one_step_share_its_optimizer_step(settings: Callable[..., Settings], trial: Trial) -> None:
     write_measured_run(settings(), trial, measurements=[synthetic.measurement("step_optimizer_sec", 0.02)])
     predicted = forecast_module.predict(settings(), trial, make_probe())
-    assert predicted.step_sec is not None
-    assert math.isclose(predicted.step_sec, ROWS * 0.12 - (ROWS - 1) * 0.02, rel_tol=1e-6)
+    assert predicted.seconds is not None
+    assert math.isclose(predicted.seconds.value, STEPS * (ROWS * 0.12 - (ROWS - 1) * 0.02), rel_tol=1e-6)
 
 
 def test_the_trial_and_the_forecast_name_the_limit_that_is_reached_first(settings: MakeSettings) -> None:
