@@ -167,10 +167,6 @@ class DataRows:
         if first_bytes.lstrip().startswith(b"["):  # no line of JSONL and no header of CSV begins so
             self.unit = "row"
             return _array_rows(self.path, stream, min(maximum, MAX_ARRAY_BYTES))
-        if self.path.suffix.lower() == ".parquet" and first_bytes:
-            raise InputError(
-                f"{self.path}: is not Parquet", remedy="write the file again, or name it after its content"
-            )
         lines = _lines(self.path, stream, maximum)
         return _csv_rows(self.path, lines, self._names) if CSV_NAME.fullmatch(self.path.name) else lines
 

@@ -58,6 +58,7 @@ def as_zstd(content: bytes) -> bytes:
 
 SKIPPED_FRAME = b"\x50\x2a\x4d\x18\4\0\0\0meta"
 WRITERS: dict[str, Callable[[list[Any]], bytes | dict[str, bytes]]] = {
+    "d.jsonl": as_jsonl,
     "d.json": as_array,
     "marked.jsonl": lambda rows: codecs.BOM_UTF8 + as_jsonl(rows),
     "marked.json.gz": lambda rows: gzip.compress(codecs.BOM_UTF8 + as_array(rows)),
@@ -67,6 +68,7 @@ WRITERS: dict[str, Callable[[list[Any]], bytes | dict[str, bytes]]] = {
     "misnamed.jsonl": lambda rows: gzip.compress(as_jsonl(rows[:1])) + gzip.compress(as_jsonl(rows[1:])),
     "d.json.gz": lambda rows: gzip.compress(as_array(rows)),
     "d.parquet": as_parquet,
+    "misnamed.parquet": as_jsonl,
     "misnamed.csv": lambda rows: as_parquet(rows, row_group_size=2, compression="zstd"),
     "D.CSV.GZ": lambda rows: gzip.compress(as_csv(rows)),
     "d.jsonl.zst": lambda rows: as_zstd(as_jsonl(rows)),

@@ -67,9 +67,10 @@ def test_a_pattern_is_read_as_one_file(tmp_path: Path) -> None:
 
 
 COLUMNS = {"prompt": "question", "completion": "answer"}
+READ_APART = ("d.jsonl", "d.json", "d.csv", "d.parquet")
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", READ_APART)
 def test_columns_of_other_names_are_those_of_the_setting(name: str, tmp_path: Path) -> None:
     renamed = [{"question": row["prompt"], "answer": row["completion"], "id": row["id"]} for row in ROWS]
     data = readers.read(write(tmp_path / name, WRITERS[name](renamed)), columns=COLUMNS)
@@ -79,7 +80,7 @@ def test_columns_of_other_names_are_those_of_the_setting(name: str, tmp_path: Pa
     assert {chat.unread_keys for chat in data} == {("id",)}
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", READ_APART)
 def test_of_two_formats_in_a_line_the_setting_leaves_one_out(name: str, tmp_path: Path) -> None:
     both = [{**chat, "prompt": "x?", "completion": "x"} for chat in CHATS]
     path = write(tmp_path / name, WRITERS[name](both))
@@ -96,7 +97,7 @@ def test_of_two_formats_in_a_line_the_setting_leaves_one_out(name: str, tmp_path
         assert {chat.unread_keys for chat in data} == {tuple(sorted(f"{column} (left out)" for column in left_out))}
 
 
-@pytest.mark.parametrize("name", ["d.jsonl", "d.csv", "d.parquet"])
+@pytest.mark.parametrize("name", READ_APART)
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
@@ -110,17 +111,17 @@ def test_of_two_formats_in_a_line_the_setting_leaves_one_out(name: str, tmp_path
 def test_a_wrong_name_of_a_column_is_named(
     name: str, columns: dict[str, str | None], expected: str, tmp_path: Path
 ) -> None:
-    path = write(tmp_path / name, {**WRITERS, "d.jsonl": as_jsonl}[name](ROWS))
+    path = write(tmp_path / name, WRITERS[name](ROWS))
     with pytest.raises(InputError, match=expected):
         readers.read(path, columns=columns)
 
 
-@pytest.mark.parametrize("name", [*WRITERS, "d.jsonl"])
+@pytest.mark.parametrize("name", READ_APART)
 @pytest.mark.parametrize("names", [("frage ü", "it's"), ("body",), ("prompt", "reply"), ("reply", "prompt")])
 def test_unknown_columns_are_named_in_a_command_that_reads_them(
     name: str, names: tuple[str, ...], tmp_path: Path
 ) -> None:
-    path = write(tmp_path / f"a b{name}", WRITERS.get(name, as_jsonl)([dict.fromkeys(names, "x")] * 2))
+    path = write(tmp_path / f"a b{name}", WRITERS[name]([dict.fromkeys(names, "x")] * 2))
     with pytest.raises(InputError) as caught:
         readers.read(path)
     command = shlex.split(caught.value.remedy.split("`")[1])
@@ -139,7 +140,7 @@ def test_columns_may_change_places(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["d.jsonl", "d.csv", "d.jsonl.gz", "d.jsonl.zst", "d.parquet"])
 def test_reading_holds_a_small_part_of_the_data(name: str, tmp_path: Path) -> None:
     rows = [{"prompt": f"{number} {'x' * 40_000}", "completion": "y" * 40_000} for number in range(100)]
-    path = write(tmp_path / name, {**WRITERS, "d.jsonl": as_jsonl}[name](rows))
+    path = write(tmp_path / name, WRITERS[name](rows))
     tracemalloc.start()
     data = readers.read(path)
     assert sum(len(chat.turns) for chat in data) == 2 * len(rows)
