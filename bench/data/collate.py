@@ -93,16 +93,9 @@ def make_rows(trial: Trial, conversations: Sequence[Conversation], tokenizer: An
 
 def _example_builder(trial: Trial, tokenizer: Any, lines: int) -> ExampleBuilder:
     """Return a builder of examples of any length, as a training with the trial's data options has them."""
-    options = trial.reading
     skipped = BadLines(source=trial.data, policy="skip")
-    return ExampleBuilder(
-        tokenizer,
-        max_seq_len=None,
-        labels=options.labels,
-        special_tokens=options.special_tokens,
-        system=options.system,
-        on_bad_line=partial(skipped.add, lines=lines) if options.bad_lines == "skip" else None,
-    )
+    on_bad_line = partial(skipped.add, lines=lines) if trial.reading.bad_lines == "skip" else None
+    return ExampleBuilder(tokenizer, trial.reading, max_seq_len=None, on_bad_line=on_bad_line)
 
 
 def rows_needed(trial: Trial) -> int:

@@ -83,9 +83,9 @@ def read(spec: TrainingData) -> tuple[list[DataFile], DataFile | None]:
     for file, count in Counter(file for path in spec.files for file in expand(path)).items():
         if count > 1:
             raise InputError(f"{file}: is in several entries of train.data", remedy="name each file once")
-    files = [readers.read(path, spec.bad_lines, spec.columns) for path in spec.files]
+    files = [readers.read(path, spec) for path in spec.files]
     path = spec.validation_file
-    return files, None if path is None else readers.read(path, spec.bad_lines, spec.columns)
+    return files, None if path is None else readers.read(path, spec)
 
 
 def cache_key(spec: TrainingData, files_sha256: Sequence[str], tokenizer_sha256: str) -> str:
@@ -141,11 +141,9 @@ def write_examples(
     lines = sum(file.lines for file in all_files) + bad_lines.count
     builder = ExampleBuilder(
         tokenizer,
+        spec,
         max_seq_len=spec.max_seq_len,
-        labels=spec.labels,
         too_long=spec.too_long,
-        special_tokens=spec.special_tokens,
-        system=spec.system,
         on_bad_line=lambda error: bad_lines.add(error, lines=lines),
     )
     findings, writer, tokens = builder.findings, ExampleWriter(file), Counter[str]()

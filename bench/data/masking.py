@@ -28,6 +28,7 @@ from bench.data.inputs import Conversation, InputError
 from bench.data.rendering import PROBE_ANSWER, ConversationRenderer, Rendered
 from bench.data.tokenizer import ChatTemplate, ControlTokens, Messages, TemplateFault
 from bench.data.tool_template import ToolTemplate
+from bench.records.training import DataOptions
 
 TOKENIZE_BATCH = 256  # conversations that are tokenized together
 MAX_BATCH_CHARS = 32 << 20  # or fewer, if their texts are long
@@ -69,21 +70,19 @@ class ExampleBuilder:
     def __init__(
         self,
         tokenizer: Any,
+        options: DataOptions,
         *,
         max_seq_len: int | None,
-        labels: str = "assistant",
         too_long: str = "drop",
-        special_tokens: str = "keep",
-        system: str | None = None,
         on_bad_line: Callable[[InputError], None] | None = None,
     ) -> None:
         if tokenizer.eos_token_id is None:
             raise InputError("tokenizer_config.json: eos_token: missing", remedy="add it, it ends each answer")
         self.findings = DataFindings()
         self._tokenizer, self._template, self._max_seq_len = tokenizer, ChatTemplate(tokenizer), max_seq_len
-        self._labels, self._too_long, self._on_bad_line = labels, too_long, on_bad_line
-        self._tool_template, self._system = ToolTemplate(self._template), system
-        self._control_tokens, self._keeps_typed_tokens = ControlTokens(tokenizer), special_tokens == "keep"
+        self._labels, self._too_long, self._on_bad_line = options.labels, too_long, on_bad_line
+        self._tool_template, self._system = ToolTemplate(self._template), options.system
+        self._control_tokens, self._keeps_typed_tokens = ControlTokens(tokenizer), options.special_tokens == "keep"
         self._is_template_checked = False
         self._turn_ends: frozenset[int] = getattr(tokenizer, "turn_ends", frozenset())
         self._bos, self._eos = tokenizer.bos_token_id, tokenizer.eos_token_id  # cached: slow properties

@@ -103,12 +103,10 @@ class DataFile:
     names and digests.
     """
 
-    def __init__(
-        self, path: Path | str, bad_line_policy: str = "refuse", columns: Mapping[str, str | None] | None = None
-    ) -> None:
+    def __init__(self, path: Path | str, options: DataOptions = DEFAULT_DATA_OPTIONS) -> None:
         self.path, self.kind, self.lines, self.bytes, self.sha256 = str(path), "", 0, 0, ""
-        self.bad_lines = BadLines(source=self.path, policy=bad_line_policy)
-        self._files, self._names = file_types.expand(self.path), ColumnNames(columns or {})
+        self.bad_lines = BadLines(source=self.path, policy=options.bad_lines)
+        self._files, self._names = file_types.expand(self.path), ColumnNames(options.columns)
 
     def __iter__(self) -> Iterator[Conversation]:
         kind, lines, size, digests = "", 0, 0, dict[str, str]()
@@ -154,11 +152,9 @@ class DataFile:
         return data_format.name, parse_conversation(row, data_format, file=str(rows.path), line=line)
 
 
-def read(
-    path: Path | str, bad_line_policy: str = "refuse", columns: Mapping[str, str | None] | None = None
-) -> DataFile:
+def read(path: Path | str, options: DataOptions = DEFAULT_DATA_OPTIONS) -> DataFile:
     """Check every line of a data file. Raises InputError, which lists the lines that cannot be used."""
-    data = DataFile(path, bad_line_policy, columns)
+    data = DataFile(path, options)
     for _ in data:
         pass
     return data
@@ -181,7 +177,7 @@ def read_data(path: Path, options: DataOptions = DEFAULT_DATA_OPTIONS) -> tuple[
 
     Of more than `MAX_SAMPLES` conversations those with the smallest digests are returned: a benchmark needs fewer.
     """
-    data, count = DataFile(path, options.bad_lines, options.columns), itertools.count()
+    data, count = DataFile(path, options), itertools.count()
     answered = (conversation for conversation in data if conversation.answers)
     numbered = zip(answered, count, strict=False)  # `answered` ends first, so `count` continues with their number
     kept = heapq.nsmallest(MAX_SAMPLES, numbered, key=lambda item: item[0].digest)

@@ -10,6 +10,7 @@ from bench.data.findings import DataFindings
 from bench.data.formats import detect_format
 from bench.data.inputs import Conversation
 from bench.data.masking import Example, ExampleBuilder
+from bench.records.training import DataOptions
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]")
 CHATML = (
@@ -36,6 +37,7 @@ OPEN_THOUGHT = (
     "<s>{% for m in messages %}{% if m.role == 'assistant' %}[/INST]{{ m.content.split('</think>')[-1] }}</s>"
     "{% else %}[INST]{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}[/INST]<think>\n{% endif %}"
 )
+CHOICES = {"labels", "special_tokens", "system"}
 TEMPLATES = {
     "chatml": CHATML,
     "mistral": MISTRAL,
@@ -77,7 +79,8 @@ def parsed(**document: Any) -> Conversation:
 
 
 def build(tokenizer: Any, *sources: Conversation, **options: Any) -> tuple[list[Example], DataFindings]:
-    builder = ExampleBuilder(tokenizer, **{"max_seq_len": 100_000} | options)
+    fields = {"special_tokens": "keep"} | {name: options.pop(name) for name in CHOICES & options.keys()}
+    builder = ExampleBuilder(tokenizer, DataOptions(**fields), **{"max_seq_len": 100_000} | options)
     return list(builder.build(sources)), builder.findings
 
 

@@ -16,13 +16,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from bench.data.inputs import InputError
-from bench.data.masking import ExampleBuilder
 from bench.data.readers import read_data
 from bench.data.trial_inputs import check_trials
 from bench.records import Trial, TrialError, read_trials
 from tests.support.paths import ROOT
 from tests.support.small_inputs import CHAT, CONFIG, TOKENIZER
 from tests.support.thorough import examples
+from tests.unit.bench.data.conftest import build
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +110,7 @@ def test_any_lines_of_tool_turns(lines: list[bytes], tmp_path: Path, tokenizer_o
     template = (ROOT / "docs/chatml-tools.jinja").read_text(encoding="utf-8")
     with rejected_in_one_line():
         _, conversations = read_data(path)
-        assert list(ExampleBuilder(tokenizer_of(template), max_seq_len=100_000).build(conversations))
+        assert build(tokenizer_of(template), *conversations)[0]
 
 
 @careful

@@ -43,7 +43,7 @@ def test_bad_rows_of_a_table_or_an_array_are_skipped_like_lines(tmp_path: Path) 
     table = write(tmp_path / "d.csv", HEADER + b"a,b\n" * 150 + b"a\n" + b"a,b\n" * 50)
     array = write(tmp_path / "d.json", as_array([*ROWS[:150], 7, *ROWS[150:]]))
     for path, location in ((table, "line 152"), (array, "row 151")):
-        data = readers.read(path, "skip")
+        data = readers.read(path, DataOptions(bad_lines="skip"))
         assert data.bad_lines.count == 1
         assert data.bad_lines.places()[0].startswith(f"{path}: {location}: ")
 
@@ -66,14 +66,14 @@ def test_a_pattern_is_read_as_one_file(tmp_path: Path) -> None:
         readers.read(f"{tmp_path}/*.parquet")
 
 
-COLUMNS = {"prompt": "question", "completion": "answer"}
+COLUMNS = DataOptions(columns={"prompt": "question", "completion": "answer"})
 READ_APART = ("d.jsonl", "d.json", "d.csv", "d.parquet")
 
 
 @pytest.mark.parametrize("name", READ_APART)
 def test_columns_of_other_names_are_those_of_the_setting(name: str, tmp_path: Path) -> None:
     renamed = [{"question": row["prompt"], "answer": row["completion"], "id": row["id"]} for row in ROWS]
-    data = readers.read(write(tmp_path / name, WRITERS[name](renamed)), columns=COLUMNS)
+    data = readers.read(write(tmp_path / name, WRITERS[name](renamed)), COLUMNS)
     assert [chat.digest for chat in data] == [
         chat.digest for chat in readers.read(write(tmp_path / "x", as_jsonl(ROWS)))
     ]
@@ -91,7 +91,7 @@ def test_of_two_formats_in_a_line_the_setting_leaves_one_out(name: str, tmp_path
         (("prompt", "completion"), CHATS),
         (("messages",), [{"prompt": "x?", "completion": "x"}]),
     ):
-        data = readers.read(path, columns=DataOptions(columns=dict.fromkeys(left_out)).columns)
+        data = readers.read(path, DataOptions(columns=dict.fromkeys(left_out)))
         digests = [chat.digest for chat in readers.read(write(tmp_path / "x", as_jsonl(expected)))]
         assert {chat.digest for chat in data} == set(digests)
         assert {chat.unread_keys for chat in data} == {tuple(sorted(f"{column} (left out)" for column in left_out))}
@@ -113,7 +113,7 @@ def test_a_wrong_name_of_a_column_is_named(
 ) -> None:
     path = write(tmp_path / name, WRITERS[name](ROWS))
     with pytest.raises(InputError, match=expected):
-        readers.read(path, columns=columns)
+        readers.read(path, DataOptions(columns=columns))
 
 
 @pytest.mark.parametrize("name", READ_APART)
@@ -126,14 +126,13 @@ def test_unknown_columns_are_named_in_a_command_that_reads_them(
         readers.read(path)
     command = shlex.split(caught.value.remedy.split("`")[1])
     assert command[:3] == ["inv", "data.check", str(path)]
-    data = readers.read(path, columns=DataOptions(columns=json.loads(command[3].removeprefix("--columns="))).columns)
+    data = readers.read(path, DataOptions(columns=json.loads(command[3].removeprefix("--columns="))))
     assert (data.lines, data.kind) == (2, "text" if len(names) == 1 else "prompt and completion")
 
 
 def test_columns_may_change_places(tmp_path: Path) -> None:
-    (chat,) = readers.read(
-        write(tmp_path / "d.csv", HEADER + b"a,b\n"), columns={"prompt": "completion", "completion": "prompt"}
-    )
+    swapped = DataOptions(columns={"prompt": "completion", "completion": "prompt"})
+    (chat,) = readers.read(write(tmp_path / "d.csv", HEADER + b"a,b\n"), swapped)
     assert chat.turns == (("user", "b"), ("assistant", "a"))
 
 

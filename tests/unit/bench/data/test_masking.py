@@ -13,7 +13,6 @@ from tokenizers.processors import TemplateProcessing
 
 from bench.data import findings, masking, rendering
 from bench.data.inputs import InputError
-from bench.data.masking import ExampleBuilder
 from bench.data.tokenizer import ChatTemplate
 from bench.records.training import LostToLength
 from tests.support.cases import Case, load_cases
@@ -72,10 +71,10 @@ def test_answers_of_the_prompt_and_excluded_turns_are_no_targets(tokenizer_of: C
     tokenizer = tokenizer_of("chatml")
     for marks in ({"prompt_turns": 3}, {"untrained": (1,)}):
         source = conversation(*TWO, **marks)
-        (example,) = ExampleBuilder(tokenizer, max_seq_len=4096).build([source])
+        (example,), _ = build(tokenizer, source)
         assert targets(tokenizer, example) == "B.<|im_end|>"
     with pytest.raises(InputError, match="turn 2: "):
-        list(ExampleBuilder(tokenizer, max_seq_len=4096, labels="all").build([source]))
+        build(tokenizer, source, labels="all")
 
 
 def test_an_answer_without_a_question_is_rejected_by_its_turn(tokenizer_of: Callable[..., Any]) -> None:
@@ -173,30 +172,29 @@ def test_plain_text_gets_the_tokenizers_start_and_end_and_every_token_is_a_targe
     if adds_start:
         start = ("<s>", tokenizer.bos_token_id)
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[start])
-    builder = ExampleBuilder(tokenizer, max_seq_len=20, labels="all", special_tokens="text", system="s")
-    (example,) = builder.build([plain_text(("assistant", "a<s>b"))])
+    source = plain_text(("assistant", "a<s>b"))
+    (example,), reported = build(tokenizer, source, labels="all", special_tokens="text", system="s")
     assert tokenizer.decode(example.ids.tolist()) == ("<s>" if adds_start else "") + "a<s>b<|im_end|>"
     assert example.ids.tolist().count(tokenizer.bos_token_id) == adds_start  # the typed one is text
     assert example.targets == b"\0" + b"\1" * (len(example.ids) - 1)
-    assert builder.findings.counts[findings.TYPED_TOKEN.format("<s>")] == 1
+    assert reported.counts[findings.TYPED_TOKEN.format("<s>")] == 1
 
 
 def test_long_plain_text_is_dropped_or_divided_without_a_loss(tokenizer_of: Callable[..., Any]) -> None:
-    text = "x" * 16  # and one token at its end
-    build = partial(ExampleBuilder, tokenizer_of("chatml"), max_seq_len=8, labels="all")
-    assert list(build().build([plain_text(("assistant", text)), plain_text(("assistant", " \n"))])) == []
-    builder = build(too_long="cut")
-    pieces = list(builder.build([plain_text(("assistant", text)), plain_text(("assistant", "y"))]))
+    build_short = partial(build, tokenizer_of("chatml"), max_seq_len=8, labels="all")
+    long = plain_text(("assistant", "x" * 16))  # and one token at its end
+    assert build_short(long, plain_text(("assistant", " \n")))[0] == []
+    pieces, reported = build_short(long, plain_text(("assistant", "y")), too_long="cut")
     assert [len(piece.ids) for piece in pieces] == [8, 8, 2]
-    assert builder.findings.lost(3, 18) is None
-    assert builder.findings.counts[findings.TEXT_DIVIDED] == 1
+    assert reported.lost(3, 18) is None
+    assert reported.counts[findings.TEXT_DIVIDED] == 1
 
 
 def test_what_is_lost_to_length_names_the_length_that_loses_one_percent(tokenizer_of: Callable[..., Any]) -> None:
-    builder = ExampleBuilder(tokenizer_of("chatml"), max_seq_len=10, labels="all")
     texts = [*("x" * 5 for _ in range(300)), *("x" * 19 for _ in range(20)), "x" * 30]
-    kept = list(builder.build(plain_text(("assistant", text)) for text in texts))
-    lost = builder.findings.lost(len(kept), sum(len(example.ids) for example in kept))
+    sources = (plain_text(("assistant", text)) for text in texts)
+    kept, reported = build(tokenizer_of("chatml"), *sources, max_seq_len=10, labels="all")
+    lost = reported.lost(len(kept), sum(len(example.ids) for example in kept))
     assert lost == LostToLength(
         rows=21, all_rows=321, tokens=20 * 20 + 31, all_tokens=300 * 6 + 431, enough=31, lines=1
     )
