@@ -5,11 +5,11 @@
 
 Losses are equal if each sample's in its micro-batch is the single one to 1e-4; a merged model is equal if what is in
 NF4 is the same before the training, in it and after the merge. Sizes are the defaults of transformers' configs. A step
-of `stock` has 512 x 8 tokens and recomputes its layers; without a GPU nothing is measured.
+of a training has 512 x 8 tokens and recomputes its layers; without a GPU nothing is measured.
 """
 
 import argparse
-import gc
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,10 +18,11 @@ from typing import Any
 
 from bench import torch_stack
 from bench.architectures import find
+from bench.data import trial_inputs
 from bench.data.collate import Batch
 from bench.predict import memory
 from bench.qlora import recipes
-from bench.qlora.step import choose_placement, sized_config
+from bench.qlora.step import TrainingStep, choose_placement, sized_config
 from bench.records.units import format_gib
 from tests.benchmarks import a_trial
 from tests.support import tiny_models
@@ -40,10 +41,13 @@ def main(argv: Sequence[str] = ()) -> None:
     parser.add_argument("types", nargs="*", help="only these")
     arguments = parser.parse_args(argv)
     modules = torch_stack.load()
-    if arguments.peaks:
-        print("| type | layers | predicted | measured |\n|---|---|---|---|")
+    if arguments.peaks and len(arguments.types) == 1:
+        print(peak_row(modules, *arguments.types))
+        return
+    if arguments.peaks:  # a process for each: what is compiled for a model keeps it in memory
+        print("| type | layers | recipe | predicted | measured |\n|---|---|---|---|---|", flush=True)
         for model_type in arguments.types or LAYERS:
-            print(peak_row(modules, model_type), flush=True)
+            subprocess.run((sys.executable, "-m", "tests.benchmarks.every_type", "--peaks", model_type), check=False)
         return
     groups: dict[tuple[str, str, str], list[str]] = {}
     for model_type in arguments.types or tiny_models.types(modules):
@@ -74,32 +78,44 @@ def peak_row(modules: torch_stack.Stack, model_type: str) -> str:
     layers = LAYERS.get(model_type, 2)
     with tempfile.TemporaryDirectory() as folder:
         trial = a_trial(
-            "peak", folder, is_cuda=placement.is_cuda, recipe="stock", max_seq_len=SEQUENCE, micro_batch_size=ROWS,
-            optimizer="adamw_torch", gradient_checkpointing=True, layout="pad",
+            "peak", folder, is_cuda=placement.is_cuda, recipe="fast", max_seq_len=SEQUENCE, micro_batch_size=ROWS,
+            optimizer="adamw_torch", gradient_checkpointing=True, layout="varlen",
         )  # fmt: skip
+        config = modules.transformers.AutoConfig.for_model(model_type, num_hidden_layers=layers)
         if not placement.is_cuda:
             tiny_models.write_shapes(modules, Path(folder), model_type, num_hidden_layers=layers)
-            return f"| {model_type} | {layers} | {format_gib(memory.peak_bytes(sized_config(trial), trial), 2)} | - |"
-        config = modules.transformers.AutoConfig.for_model(model_type, num_hidden_layers=layers)
-        with placement.device:
-            model = modules.transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        model.save_pretrained(folder)
-        del model
-        step = recipes.load(modules, trial, placement)
-        predicted = memory.peak_bytes(sized_config(trial), trial)
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        ids = torch.randint(4, config.vocab_size, (ROWS, SEQUENCE))
-        sizes: dict[str, Any] = {"samples": ROWS, "tokens": ids.numel(), "useful_tokens": ids.numel()}
-        batch = Batch(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids), **sizes)
-        for _ in range(STEPS):
-            step.run_timed(iter([batch]), 1)
-        measured = torch.cuda.max_memory_allocated()
-        del step
-        gc.collect()
-    notes = f"{format_gib(predicted, 2)} | {format_gib(measured, 2)}, {predicted / measured - 1:+.0%}"
-    return f"| {model_type} | {layers} | {notes} |"
+        else:
+            with placement.device:
+                model = modules.transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+            model.save_pretrained(folder)
+            del model
+        known = sized_config(trial)
+        built = trial if trial_inputs.unsupported_reason(known, trial, None) is None else trial_inputs.as_stock(trial)
+        row = f"| {model_type} | {layers} | {built.recipe} | {format_gib(peak := memory.peak_bytes(known, built), 2)} |"
+        if not placement.is_cuda:
+            return f"{row} - |"
+        measured = measure_peak(modules, recipes.load(modules, trial, placement), a_batch(torch, known))
+    return f"{row} {format_gib(measured, 2)}, {peak / measured - 1:+.0%} |"
+
+
+def a_batch(torch: Any, config: dict[str, Any]) -> Batch:
+    """Make a batch of random ids as a training has it: samples end to end in one row, or one in each."""
+    ids = torch.randint(4, find(config).geometry(config).vocabulary, (ROWS, SEQUENCE))
+    sizes: dict[str, Any] = {"samples": ROWS, "tokens": ids.numel(), "useful_tokens": ids.numel()}
+    if not find(config).is_packed:
+        return Batch(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids), **sizes)
+    row = ids.view(1, -1)
+    edges = torch.arange(0, ids.numel() + 1, SEQUENCE, dtype=torch.int32)
+    return Batch(input_ids=row, labels=row, position_ids=torch.arange(SEQUENCE).repeat(1, ROWS), edges=edges, **sizes)
+
+
+def measure_peak(modules: torch_stack.Stack, step: TrainingStep, batch: Batch) -> int:
+    """Measure the allocator's peak over some steps. What compiled code of earlier models holds would count."""
+    modules.torch.cuda.empty_cache()
+    modules.torch.cuda.reset_peak_memory_stats()
+    for _ in range(STEPS):
+        step.run_timed(iter([batch]), 1)
+    return int(modules.torch.cuda.max_memory_allocated())
 
 
 if __name__ == "__main__":
