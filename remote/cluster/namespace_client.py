@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import mktime_tz, parsedate_tz
@@ -19,6 +19,7 @@ from bench.records import schema
 from bench.records.units import format_mib
 from remote.cluster.api_connection import connect, impersonation_headers
 from remote.cluster.credential_cache import kubectl_of
+from remote.cluster.diagnosis.readiness import PodFleet, build_fleet
 from remote.cluster.kubeconfig import Target
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
 from remote.cluster.manifests import to_yaml
@@ -342,6 +343,16 @@ class Cluster:
         of_list = listed.get("metadata")
         self._pods_version = str(of_list.get("resourceVersion", "")) if isinstance(of_list, dict) else ""
         return pods
+
+    def pod_fleet(self, names: Collection[str] | None = None) -> PodFleet:
+        """Read the state of the Jobs with these names, of all if None; claims and events only if a pod is not up."""
+        jobs = [job for job in self.list_fleet_objects("Job") if names is None or job["metadata"]["name"] in names]
+        pods = self.pods()
+        state = build_fleet(jobs, pods, [], [])
+        if state.is_up:
+            return state
+        claims = self.list_fleet_objects("PersistentVolumeClaim")
+        return build_fleet(jobs, pods, claims, self.events(), self.provider)
 
     def wait_for_change(self, timeout_sec: float) -> None:
         """Block until one of the fleet's pods changes or `timeout_sec` has passed. Uses one watch request."""

@@ -17,7 +17,6 @@ from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import ExitCode, read_failure
 from remote.cluster.credential_cache import kubectl_of
 from remote.cluster.diagnosis.finding import grouped_lines
-from remote.cluster.diagnosis.readiness import build_fleet
 from remote.cluster.kubeconfig import Target, resolve
 from remote.cluster.namespace_client import Cluster
 from remote.fleet.gang_agent import GangAgent
@@ -115,11 +114,9 @@ class PodDiagnosis:
         # The kubeconfig is read again: a login during the run changes it.
         cluster = Cluster(resolve(kubeconfig=target.kubeconfig, context=target.context, namespace=target.namespace))
         try:
-            claims = cluster.list_fleet_objects("PersistentVolumeClaim")
-            state = build_fleet(cluster.list_fleet_objects("Job"), cluster.pods(), claims, cluster.events())
+            lines = grouped_lines(cluster.pod_fleet().all_findings)
         finally:
             cluster.close()
-        lines = grouped_lines(state.all_findings)
         more = f" (and {len(lines) - 1} more: `inv status`)" if len(lines) > 1 else ""
         return f"{lines[0]}{more}" if lines else ""
 

@@ -39,7 +39,7 @@ from tasks.cluster.checks import (
     check_storage,
 )
 from tasks.cluster.commands import DeployOptions
-from tasks.cluster.pod_status import read_state, wait_for_pods
+from tasks.cluster.pod_status import wait_for_pods
 from tasks.errors import ConfirmationRequired, UsageError
 from tasks.settings.layers import Settings, load
 
@@ -91,9 +91,9 @@ def apply(
         applied = _try_changes(cluster, comparable(desired, live), force_conflicts=options.force_conflicts)
         cluster_plan = plan(desired, live, applied, makes_secret=makes_secret, replace_ended=options.force)
         _print_plan(cluster_plan, request)
-        jobs = [item for item in desired if item["kind"] == "Job"]
+        jobs = [item["metadata"]["name"] for item in desired if item["kind"] == "Job"]
         if cluster_plan.is_empty:
-            state = read_state(cluster, jobs)
+            state = cluster.pod_fleet(jobs)
             if state.is_up or options.dry_run or not jobs:
                 print(f"nothing to do: {state.up_count} of {len(state.rows)} pods are up")
                 return CommandResult(data=_document(cluster_plan, image)) if options.dry_run else None
@@ -150,14 +150,9 @@ def act(request: DeployRequest, cluster: Cluster, cluster_plan: ClusterPlan) -> 
         guard.record_discarded(lost)
 
 
-def _wait(request: DeployRequest, cluster: Cluster, jobs: Sequence[Object], *, new_login: bool = False) -> None:
-    wait_for_pods(
-        cluster,
-        jobs,
-        request.placement.section.ready_timeout_sec,
-        plain=request.options.plain,
-        new_login=new_login,
-    )
+def _wait(request: DeployRequest, cluster: Cluster, jobs: Sequence[str], *, new_login: bool = False) -> None:
+    limit = request.placement.section.ready_timeout_sec
+    wait_for_pods(cluster, jobs, limit, plain=request.options.plain, new_login=new_login)
     if request.advice:
         print(request.advice)
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from invoke.context import Context
@@ -21,7 +21,7 @@ from rich.text import Text
 from bench.records.status import join_remedy
 from remote.cluster.diagnosis.finding import Diagnosis, grouped_lines
 from remote.cluster.diagnosis.pods import LOGIN_CAUSES, MAX_BACK_OFF_SEC, is_ready
-from remote.cluster.diagnosis.readiness import PodFleet, build_fleet
+from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import PART_OF, label
 from remote.cluster.namespace_client import Cluster
 from remote.hosts.local_program import CannotStart, run_program
@@ -38,34 +38,15 @@ from tasks.settings.layers import load
 
 # A poll is four requests for all pods together. Between polls a watch reports changes of pods. Without a change the
 # next poll follows after _POLL_SEC, for everything else: events, rejected pods, claims. Changes in quick succession
-# share one poll, after longer pauses while nothing is new: a failing image pull changes its pod repeatedly.
-_POLL_SEC = 15.0
-_MIN_BATCH_SEC, _MAX_BATCH_SEC = 0.5, 10.0
-_RETRY_SEC = 1.0
+# share one poll.
+_POLL_SEC, _BATCH_SEC, _RETRY_SEC = 15.0, 0.5, 1.0
 _MAX_SILENCE_SEC = 60.0  # longer than a restart of the API server
 
 
-def read_state(cluster: Cluster, jobs: Sequence[Mapping[str, Any]]) -> PodFleet:
-    """Read the current state of the Jobs with these names. Raises ClusterError."""
-    names = {job["metadata"]["name"] for job in jobs}
-    live = [job for job in cluster.list_fleet_objects("Job") if job["metadata"]["name"] in names]
-    pods = cluster.pods()
-    state = build_fleet(live, pods, [], [])
-    if state.is_up:
-        return state
-    claims = cluster.list_fleet_objects("PersistentVolumeClaim")
-    return build_fleet(live, pods, claims, cluster.events(), cluster.provider)
-
-
 def wait_for_pods(
-    cluster: Cluster,
-    jobs: Sequence[Mapping[str, Any]],
-    limit: float,
-    *,
-    plain: bool,
-    new_login: bool = False,
+    cluster: Cluster, jobs: Collection[str], limit: float, *, plain: bool, new_login: bool = False
 ) -> None:
-    """Wait until all pods of the Jobs are up, for `limit` seconds.
+    """Wait until all pods of the Jobs with these names are up, for `limit` seconds.
 
     Raises TaskFailed with the reason as soon as waiting is pointless. `new_login`: the pull secret is new, and the pods
     may still report that the old one was rejected.
@@ -73,12 +54,11 @@ def wait_for_pods(
     started = answered = time.monotonic()
     policy = WaitPolicy(login_sec=MAX_BACK_OFF_SEC if new_login else 0.0)
     old_events: Mapping[object, str | Diagnosis] = {}
-    batch_sec = _MIN_BATCH_SEC
     with PodsWait(plain=plain) as view:
         while True:
             now = time.monotonic()
             try:
-                state = read_state(cluster, jobs)
+                state = cluster.pod_fleet(jobs)
                 answered = now
             except Unreachable as error:
                 silence_sec = now - answered
@@ -90,8 +70,6 @@ def wait_for_pods(
                 continue
             events = _events(state)
             view.update(state, _lines([events[key] for key in events if key not in old_events]))
-            has_news = events.keys() != old_events.keys()
-            batch_sec = _MIN_BATCH_SEC if has_news else min(_MAX_BATCH_SEC, 2 * batch_sec)
             old_events = events
             if state.is_up:
                 break
@@ -109,7 +87,7 @@ def wait_for_pods(
                     remedy="`inv deploy` continues to wait",
                 )
             timeout_sec = min(_POLL_SEC, limit - elapsed_sec, policy.remaining_sec(state.all_findings, now))
-            _wait_for_change(cluster, timeout_sec, batch_sec)
+            _wait_for_change(cluster, timeout_sec)
     terminal.console().print(f"{_progress(state)}, after {time.monotonic() - started:.0f} s")
 
 
@@ -133,14 +111,13 @@ class PodsWait(Wait):
         return Group(pod_table(self._state), *findings, self.summary())
 
 
-def _wait_for_change(cluster: Cluster, timeout_sec: float, batch_sec: float) -> None:
-    """Sleep until a pod changes, then for `batch_sec` to include further changes; at most for `timeout_sec`."""
-    started = time.monotonic()
+def _wait_for_change(cluster: Cluster, timeout_sec: float) -> None:
+    """Sleep until a pod changes, at most for `timeout_sec`, then for _BATCH_SEC to include further changes."""
     try:
         cluster.wait_for_change(max(1.0, timeout_sec))
     except ClusterError:
         time.sleep(_RETRY_SEC)  # the next poll reports the error
-    time.sleep(max(0.0, min(batch_sec, started + timeout_sec - time.monotonic())))
+    time.sleep(_BATCH_SEC)
 
 
 class WaitPolicy:
@@ -207,25 +184,20 @@ _MAX_LINE_BYTES, _MAX_LOG_LINES = 1 << 16, 10_000
 def show_status(context: Context) -> CommandResult:
     with open_cluster(load(context)) as cluster:
         screen = console()
-        jobs = cluster.list_fleet_objects("Job")
-        sets = cluster.list_fleet_objects("JobSet")
-        if not jobs and not sets:
+        state, sets = cluster.pod_fleet(), cluster.list_fleet_objects("JobSet")
+        if not state.rows and not sets:
             raise TaskFailed(f"nothing is deployed in namespace {cluster.target.namespace}", remedy="`inv deploy`")
-        pods, claims = cluster.pods(), cluster.list_fleet_objects("PersistentVolumeClaim")
-        state = build_fleet(jobs, pods, claims, [])
-        if not state.is_up:
-            state = build_fleet(jobs, pods, claims, cluster.events(), cluster.provider)
-        for claim in claims:
+        for claim in cluster.list_fleet_objects("PersistentVolumeClaim"):
             phase = claim.get("status", {}).get("phase", "?")
             screen.print(f"volume claim {claim['metadata']['name']}: {phase}")
         if state.rows:
             screen.print(pod_table(state))
         for line in grouped_lines(state.all_findings):
             screen.print(f"  {line}")
-        if sets and not jobs:
+        if not state.rows:
             names = ", ".join(job_set["metadata"]["name"] for job_set in sets)
             screen.print(f"jobset {names}: its controller has not created a Job yet")
-        screen.print(f"{state.up_count} of {len(state.rows)} pods are up")
+        screen.print(_progress(state))
         return CommandResult(data=to_document(state))
 
 

@@ -14,9 +14,7 @@ from functools import cached_property
 
 from bench.records.run import RunRecord
 from bench.records.status import Outcome, ReasonCode
-from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.diagnosis.pods import training_end
-from remote.cluster.diagnosis.readiness import build_fleet
 from remote.cluster.labels import RUN_ANNOTATION, TRAIN, Object
 from remote.cluster.manifests import READER, make_reader_job, render
 from remote.cluster.namespace_client import KINDS, Cluster
@@ -108,7 +106,7 @@ def _temporary_reader(settings: Settings, cluster: Cluster, run: RunRecord) -> I
         deadline = time.monotonic() + settings.cluster.ready_timeout_sec
         while (error := _probe_error(host)) is not None:
             if time.monotonic() > deadline:
-                problem = next(iter(_reader_findings(cluster)), None) or error
+                problem = next(iter(cluster.pod_fleet([READER]).all_findings), None) or error
                 raise RetryableError(f"{problem} (for {settings.cluster.ready_timeout_sec:g} s)")
             time.sleep(_POLL_SEC)
             if not cluster.has_object(KINDS["Job"], READER):  # another command has used it, and deleted it
@@ -116,13 +114,6 @@ def _temporary_reader(settings: Settings, cluster: Cluster, run: RunRecord) -> I
         yield host
     finally:
         cluster.delete(reader_objects, wait_sec=_DELETE_TIMEOUT_SEC)
-
-
-def _reader_findings(cluster: Cluster) -> Sequence[Diagnosis]:
-    """Return why the reader's pod does not run, as far as the cluster says so. Raises ClusterError."""
-    jobs = [job for job in cluster.list_fleet_objects("Job") if job["metadata"]["name"] == READER]
-    claims = cluster.list_fleet_objects("PersistentVolumeClaim")
-    return build_fleet(jobs, cluster.pods(), claims, cluster.events(), cluster.provider).all_findings
 
 
 def _reader_objects(jobs: Sequence[Object]) -> Sequence[Object]:

@@ -24,7 +24,6 @@ from tasks.cluster.checks import (
     missing_permissions,
 )
 from tasks.cluster.node_list import check_capacity
-from tasks.cluster.pod_status import read_state
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
 from tasks.settings.layers import Settings
@@ -265,10 +264,9 @@ def health(context: CheckContext) -> CheckResult | list[CheckResult]:
 @POD_CHECKS.register("up", "Is every deployed pod up, and if not, why? Pulls, scheduling, limits, mounts, crashes.")
 def up(context: CheckContext) -> CheckResult | list[CheckResult]:
     with context.open_cluster() as cluster:
-        jobs = cluster.list_fleet_objects("Job")
-        if not jobs:
+        state = cluster.pod_fleet()
+        if not state.rows:
             raise Skipped(f"nothing is deployed in namespace {cluster.target.namespace}: `inv deploy`")
-        state = read_state(cluster, jobs)
     if state.all_findings or state.is_up:
         return _failures(state.all_findings) or passed(f"{state.up_count} of {len(state.rows)} pods are up")
     pending = ", ".join(f"{row.job}[{row.index}] {row.state}" for row in state.rows if not row.is_up)

@@ -1,19 +1,14 @@
 """Diagnosis of the fleet's pods while a run waits for a worker, from a fake cluster."""
 
-from typing import Any
-
 import pytest
 
+from remote.cluster.diagnosis.finding import Diagnosis
+from remote.cluster.diagnosis.readiness import PodFleet, PodRow
 from remote.cluster.kubeconfig import Target
 from remote.hosts.pods.kubectl import Unreachable
 from tasks.clients import workers
 
 TARGET = Target(context="dev", cluster="c", user="u", namespace="n")
-PULL_ERROR = {
-    "name": "bench",
-    "restartCount": 0,
-    "state": {"waiting": {"reason": "ImagePullBackOff", "message": "fra.ocir.io/ns/fleet:2: not found"}},
-}
 
 
 class FakeCluster:
@@ -25,25 +20,11 @@ class FakeCluster:
     def __init__(self, _: object) -> None:
         type(self).reads += 1
 
-    def list_fleet_objects(self, kind: str) -> list[dict[str, Any]]:
+    def pod_fleet(self) -> PodFleet:
         if not self.answers:
             raise Unreachable("no route to host")
-        job = {"metadata": {"name": "bench", "uid": "j"}, "spec": {"completions": 1}, "status": {"active": 1}}
-        return [job] if kind == "Job" else []
-
-    def pods(self) -> list[dict[str, Any]]:
-        labels = {"batch.kubernetes.io/job-name": "bench", "batch.kubernetes.io/job-completion-index": "0"}
-        container = {"name": "bench", "image": "fra.ocir.io/ns/fleet:2"}
-        return [
-            {
-                "metadata": {"name": "bench-0-abc", "uid": "p", "labels": labels},
-                "spec": {"nodeName": "n", "containers": [container]},
-                "status": {"phase": "Pending", "containerStatuses": [PULL_ERROR]},
-            }
-        ]
-
-    def events(self) -> list[dict[str, Any]]:
-        return []
+        problem = Diagnosis("not-found", "fra.ocir.io/ns/fleet:2: the registry has no such image", "push it")
+        return PodFleet(rows=(PodRow(job="bench", index=0, findings=(problem.with_subject("pod bench-0-abc"),)),))
 
     def close(self) -> None:
         pass

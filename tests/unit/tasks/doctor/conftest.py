@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from invoke import Context
 
+from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.kubeconfig import Target
 from remote.cluster.namespace_client import Kind
 from remote.providers import PROVIDERS, Provider
@@ -47,8 +48,8 @@ class FakeCluster:
     def pods(self) -> list[dict[str, Any]]:
         return self.objects.get("pods", [])
 
-    def list_fleet_objects(self, kind: str) -> list[dict[str, Any]]:
-        return self.objects.get(kind, [])
+    def pod_fleet(self) -> PodFleet:
+        return PodFleet()
 
     def nodes(self) -> list[dict[str, Any]]:
         return self.objects.get("nodes", [])
