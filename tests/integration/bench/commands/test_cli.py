@@ -1,13 +1,10 @@
 """Commands of `python -m bench` in a separate process."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from bench.records.result import TrialResult
-from bench.records.status import TrialStatus
 from tests.support.paths import ROOT
 
 
@@ -30,24 +27,6 @@ def test_inspect_does_not_import_the_stack(model_folder: Path, data_file: Path):
     assert completed.returncode == 0
     assert "safetensors" in imported
     assert not imported & {"torch", "transformers"}
-
-
-def test_run_refuses_a_trial_file_with_an_unknown_key(tmp_path: Path, make_trial):
-    (tmp_path / "t.json").write_text(json.dumps(make_trial().to_json() | {"sede": 1}))
-    completed = bench("run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path / "out"))
-    assert completed.returncode == 2
-    assert completed.stderr.startswith(f"{tmp_path / 't.json'}: sede: unknown field; ")
-
-
-def test_run_never_overwrites_a_finished_result(tmp_path: Path, make_trial):
-    finished = TrialResult(trial_id="done", trial=make_trial(), status=TrialStatus.SUCCEEDED, reason=None)
-    before = finished.write(tmp_path).read_bytes()
-    (tmp_path / "t.json").write_text(json.dumps(make_trial().to_json()))
-    completed = bench("run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path))
-    assert completed.returncode == 2
-    assert completed.stderr.startswith(f"{tmp_path / 'result.json'}: ")
-    assert "'done'" in completed.stderr
-    assert (tmp_path / "result.json").read_bytes() == before
 
 
 def test_a_broken_pipe_exits_like_sigpipe():

@@ -4,17 +4,19 @@ import dataclasses
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bench.commands import run
+from bench.commands import cli, run
 from bench.data.inputs import InputError
 from bench.harness.record import Request
 from bench.harness.termination import Stopped
-from bench.records import suite
+from bench.records import Trial, suite
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, PROGRESS_FILE
-from bench.records.status import ExitCode, ReasonCode
+from bench.records.result import TrialResult
+from bench.records.status import ExitCode, ReasonCode, TrialStatus
 
 
 @pytest.mark.usefixtures("restored_signals")
@@ -64,3 +66,19 @@ def test_progress_is_written_before_the_data_are_read(tmp_path: Path, monkeypatc
     trial = suite("quick", "tiny", "model", "data")[0]
     assert run.run(Request(trial_file=tmp_path / "trial.json", trial=trial, out=out)) == 2
     assert phases == ["check"]
+
+
+@pytest.mark.usefixtures("restored_signals")
+def test_an_unknown_key_and_a_finished_result_are_refused(
+    tmp_path: Path, make_trial: Callable[..., Trial], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, argv = tmp_path / "t.json", ["run", "--trial", str(tmp_path / "t.json"), "--out", str(tmp_path)]
+    file.write_text(json.dumps(make_trial().to_json() | {"sede": 1}))
+    assert cli.main(argv) == 2
+    assert capsys.readouterr().err.startswith(f"{file}: sede: unknown field; ")
+    file.write_text(make_trial().to_text())
+    finished = TrialResult(trial_id="done", trial=make_trial(), status=TrialStatus.SUCCEEDED, reason=None)
+    before = finished.write(tmp_path).read_bytes()
+    assert cli.main(argv) == 2
+    assert "'done'" in capsys.readouterr().err
+    assert (tmp_path / "result.json").read_bytes() == before
