@@ -16,7 +16,6 @@ memory counts a shared page once per process.
 
 import argparse
 import csv
-import io
 import json
 import os
 import select
@@ -25,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from bench.machine import nvml
 from bench.machine.gpu_health import HealthMonitor
@@ -160,28 +159,6 @@ def process_tree(root: int, *, excluded_pid: int) -> tuple[int, ...]:
     return tuple(pids)
 
 
-class SampleTable:
-    """Writer of telemetry.csv with a buffer. Raises OSError if the file cannot be written."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
-        self._buffer = io.StringIO()
-        self._writer = csv.DictWriter(self._buffer, COLUMNS, lineterminator="\n")
-        self._writer.writeheader()
-        self.flush()
-
-    def add(self, rows: list[dict[str, Any]]) -> None:
-        self._writer.writerows(rows)
-        if time.monotonic() - self._flushed >= FLUSH_INTERVAL_SEC:
-            self.flush()
-
-    def flush(self) -> None:
-        self._file.write(self._buffer.getvalue().encode())
-        self._buffer.seek(0)
-        self._buffer.truncate()
-        self._flushed = time.monotonic()
-
-
 class Sampler:
     """Source of rows with GPU, host and phase. `started` is the trial's start on the monotonic clock."""
 
@@ -237,15 +214,21 @@ class HealthReporter:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def sample_until_closed(sampler: Sampler, table: SampleTable, health: HealthReporter, phases: int) -> None:
-    """Sample until `phases`, a descriptor with one phase name per line, closes. Raises OSError from the table."""
-    next_at, last_at = time.monotonic(), float("-inf")
-    rest = b""
+def sample_until_closed(sampler: Sampler, file: TextIO, health: HealthReporter, phases: int) -> None:
+    """Sample into `file` until `phases`, a descriptor with one phase name per line, closes. Raises its OSError.
+
+    A row that a kill cuts short is left out by its reader.
+    """
+    table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    table.writeheader()
+    file.flush()
+    next_at = flushed_at = time.monotonic()
+    last_at, rest = float("-inf"), b""
     while True:
         is_ready = select.select([phases], [], [], max(0.0, next_at - time.monotonic()))[0]
         now = time.monotonic()
         if not is_ready or now - last_at >= MIN_INTERVAL_SEC:  # a row for the end of the phase
-            table.add(sampler.rows())
+            table.writerows(sampler.rows())
             last_at = now
             next_at = max(next_at + SAMPLE_INTERVAL_SEC, now) if now >= next_at else next_at
             health.update()
@@ -254,9 +237,12 @@ def sample_until_closed(sampler: Sampler, table: SampleTable, health: HealthRepo
             *lines, rest = (rest + piece).split(b"\n")
             if lines:
                 sampler.phase = lines[-1].decode(errors="replace")
-            table.flush()
             if not piece:
+                file.flush()
                 return
+        if is_ready or now - flushed_at >= FLUSH_INTERVAL_SEC:
+            file.flush()
+            flushed_at = now
 
 
 def main() -> int:
@@ -270,12 +256,12 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
-        table = SampleTable(arguments.out)
-        gpus = nvml.visible_gpus()[: arguments.gpus]
-        sampler = Sampler(root=arguments.root, gpus=gpus, started=arguments.started)
-        health = HealthReporter(gpus)
-        sample_until_closed(sampler, table, health, sys.stdin.fileno())
-        health.close()
+        with arguments.out.open("w", encoding="utf-8", newline="") as file:
+            gpus = nvml.visible_gpus()[: arguments.gpus]
+            sampler = Sampler(root=arguments.root, gpus=gpus, started=arguments.started)
+            health = HealthReporter(gpus)
+            sample_until_closed(sampler, file, health, sys.stdin.fileno())
+            health.close()
     except OSError as error:
         print(f"{arguments.out}: {error.strerror}", file=sys.stderr)
         return 1

@@ -29,28 +29,17 @@ from bench.torch_stack import DeviceClock, Stack, free_memory
 BASE, ADAPTER = "base", "adapter"  # paths
 
 
-@dataclass(frozen=True, kw_only=True)
-class InferenceLimits:
-    """Upper limits of a profile, applied to the trial's settings."""
-
-    max_batch: int
-    max_new_tokens: int
-    repeats: int
-
-
-LIMITS = {
-    "gpu": InferenceLimits(max_batch=32, max_new_tokens=65_536, repeats=5),
-    "tiny": InferenceLimits(max_batch=4, max_new_tokens=8, repeats=3),
-}
+# By profile, the largest batch and answer, and the repeats of a measurement.
+LIMITS = {"gpu": (32, 65_536, 5), "tiny": (4, 8, 3)}
 
 
 def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     """Measure each batch; a path that runs out of memory ends there, the other continues. Raises InputError."""
-    trial, sizes = record.trial, LIMITS[record.trial.profile]
+    trial, (max_batch, max_new_tokens, repeats) = record.trial, LIMITS[record.trial.profile]
     model_facts, _, conversations = inputs
-    new_tokens = min(trial.new_tokens, sizes.max_new_tokens)
+    new_tokens = min(trial.new_tokens, max_new_tokens)
     check_length(trial, new_tokens, model_facts.max_position_embeddings)
-    batches = batch_sizes(min(trial.micro_batch_size, sizes.max_batch))
+    batches = batch_sizes(min(trial.micro_batch_size, max_batch))
     session = open_session(record, stops)
     record.steps_planned = 2 * (len(batches) * 5 + 1)  # on each path five figures a batch, and the largest batch
     with record.timed("data"):
@@ -61,7 +50,7 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     record.log(
         f"batches {batches} of {trial.max_seq_len} prompt tokens, {new_tokens} new tokens, {trial.base_precision}"
     )
-    bench = Generation(record=record, session=session, model=model, new_tokens=new_tokens, repeats=sizes.repeats)
+    bench = Generation(record=record, session=session, model=model, new_tokens=new_tokens, repeats=repeats)
     try:
         with record.timed("measure"):
             fitted = {BASE: bench.measure_path(BASE, prompts, batches, stops)}
@@ -116,16 +105,11 @@ def make_prompts(session: TorchSession, trial: Trial, conversations: list[Conver
     return session.modules.torch.tensor(ids, dtype=session.modules.torch.int64, device=session.placement.device)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnswerTimes:
-    """Times of one batch's answers. `decode_sec`: from the first token to the last, None if there is only one."""
+def time_answers(session: TorchSession, model: Any, prompts: Any, new_tokens: int) -> tuple[float, float]:
+    """Generate `new_tokens` for each of `prompts`, int64 of shape (batch, prompt tokens) on the device.
 
-    time_to_first_token_sec: float
-    decode_sec: float | None
-
-
-def time_answers(session: TorchSession, model: Any, prompts: Any, new_tokens: int) -> AnswerTimes:
-    """Generate `new_tokens` for each of `prompts`, int64 of shape (batch, prompt tokens) on the device."""
+    Returns the seconds to the first token, and from it to the last.
+    """
     torch, transformers = session.modules.torch, session.modules.transformers
     clock = DeviceClock(torch, is_cuda=session.placement.is_cuda)
     never_stop = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
@@ -147,9 +131,7 @@ def time_answers(session: TorchSession, model: Any, prompts: Any, new_tokens: in
     count = ids.shape[1] - prompts.shape[1]
     if count != new_tokens or len(seconds) != new_tokens + 1:
         raise RuntimeError(f"generate returned {count} tokens in {len(seconds) - 1} steps")
-    return AnswerTimes(
-        time_to_first_token_sec=seconds[1], decode_sec=seconds[-1] - seconds[1] if new_tokens > 1 else None
-    )
+    return seconds[1], seconds[-1] - seconds[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +173,7 @@ class Generation:
         cuda = self.session.modules.torch.cuda if self.session.placement.is_cuda else None
         if cuda is not None:
             cuda.reset_peak_memory_stats()
-        answers: list[AnswerTimes] = []
+        answers: list[tuple[float, float]] = []
         try:
             time_answers(self.session, self.model, prompts, self.new_tokens)  # warm-up
             for _ in range(self.repeats):
@@ -207,18 +189,15 @@ class Generation:
         self.record.add("peak_memory_bytes", peak, note=note, **context)
         return None
 
-    def _add_measurements(self, answers: list[AnswerTimes], batch: int, context: dict[str, Any]) -> None:
-        first = [answer.time_to_first_token_sec for answer in answers]
-        prompt_tokens = batch * self.record.trial.max_seq_len
+    def _add_measurements(self, answers: list[tuple[float, float]], batch: int, context: dict[str, Any]) -> None:
+        prompt_tokens, later = batch * self.record.trial.max_seq_len, self.new_tokens - 1
         values = {
-            "time_to_first_token_sec": first,
-            "prefill_tokens_per_sec": [prompt_tokens / seconds for seconds in first],
+            "time_to_first_token_sec": [first for first, _ in answers],
+            "prefill_tokens_per_sec": [prompt_tokens / first for first, _ in answers],
         }
-        decode = [answer.decode_sec for answer in answers if answer.decode_sec is not None]
-        if decode:
-            later = self.new_tokens - 1  # the first token is the prefill's
-            values["decode_time_per_token_sec"] = [seconds / later for seconds in decode]
-            values["decode_tokens_per_sec"] = [batch * later / seconds for seconds in decode]
+        if later:  # the first token is the prefill's
+            values["decode_time_per_token_sec"] = [decode / later for _, decode in answers]
+            values["decode_tokens_per_sec"] = [batch * later / decode for _, decode in answers]
         for name, repeated in values.items():
             self.record.add(name, summarize(repeated), **context)
 

@@ -7,7 +7,7 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.workloads import inference
-from bench.workloads.inference import AnswerTimes, Generation, batch_sizes, check_length
+from bench.workloads.inference import Generation, batch_sizes, check_length
 from tests.support.faults import OutOfMemoryError
 from tests.support.recorded_result import InMemoryRecord
 
@@ -17,10 +17,10 @@ def generation(make_trial, monkeypatch) -> Any:
     """Return a factory of models that run out of memory from batch `breaks_at` on; answers take 1 + 2 s."""
 
     def make(*, breaks_at: int = 1000, error: Exception | None = None) -> Generation:
-        def time_answers(_session: Any, _model: Any, prompts: Any, new_tokens: int) -> AnswerTimes:
+        def time_answers(_session: Any, _model: Any, prompts: Any, _new_tokens: int) -> tuple[float, float]:
             if len(prompts) >= breaks_at:
                 raise error or OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
-            return AnswerTimes(time_to_first_token_sec=1.0, decode_sec=2.0 if new_tokens > 1 else None)
+            return 1.0, 2.0
 
         monkeypatch.setattr(inference, "time_answers", time_answers)
         cuda = SimpleNamespace(
