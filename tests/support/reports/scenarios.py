@@ -1,10 +1,10 @@
-"""Simulated fleets with other noise than `noise.py`, to validate the report: loaded runs, thousands in minutes.
+"""Simulated fleets, to validate the report: loaded runs, thousands in minutes.
 
-`noise.py` has normal noise, autoregressive steps, a linear drift. Here a process's speed has heavy tails (Student's t,
-5 degrees of freedom), steps are skewed (gamma) with a moving average over neighbours, one in sixteen is slower by a
-Pareto-distributed share, a GPU warms up towards a limit, clocks may jump between two states (a telegraph process), one
-worker in eight may be throttled, and a whole run may be shifted. Every trial has the measurements of a real one: phases
-of a step, matrix products, telemetry. Noise is in standard deviations of logarithms.
+A process's speed has heavy tails (Student's t, 5 degrees of freedom), steps are skewed (gamma) with a moving average
+over neighbours, one in sixteen is slower by a Pareto-distributed share, a GPU warms up towards a limit, clocks may jump
+between two states (a telegraph process), one worker in eight may be throttled, and a whole run may be shifted. Every
+trial has the measurements of a real one: phases of a step, matrix products, telemetry. Noise is in standard deviations
+of logarithms.
 """
 
 import functools
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from bench.records import suite
 from bench.records.bootstrap import Interval
@@ -23,6 +23,7 @@ from bench.records.result import Measurement, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from reports.read import measurements
 from reports.read.loaded_run import Configuration, Run, trials_frame
+from reports.statistics.per_process import ProcessSteps
 from tasks.fleet.plan import plan_trials
 from tests.support.reports import synthetic
 from tests.support.reports.drifts import DRIFTS, Schedule
@@ -32,6 +33,27 @@ PHASES = {"data": 0.004, "forward": 0.31, "backward": 0.66, "optimizer": 0.026} 
 STEP_SEC, WATTS = 0.5, 300.0
 TRIAL_SEC = 40.0
 SAMPLES, USEFUL = 8, 1000  # the same in every step, so that configurations differ only in time
+
+
+def steps(
+    worker: str = "a",
+    times: ArrayLike = (0.1, 0.2, 0.3),
+    *,
+    samples: ArrayLike = 4,
+    tokens: ArrayLike = 100,
+    useful: ArrayLike = 50,
+    process: str | None = None,
+) -> ProcessSteps:
+    """Make a process's steps; each amount is one number for all steps, or one per step."""
+    times = np.array(times, dtype=float)
+    return ProcessSteps(
+        process=process or f"trial.{worker}",
+        worker=worker,
+        step_time_sec=times,
+        samples=np.full(len(times), samples, dtype=float),
+        tokens=np.full(len(times), tokens, dtype=float),
+        useful_tokens=np.full(len(times), useful, dtype=float),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +204,11 @@ class Scenario:
             state = (random.random((count, 1)) < 0.35) ^ (np.cumsum(jumps, axis=1) % 2 == 1)
             steps = steps + self.modes * state
         return np.asarray(steps)
+
+    def process(self, random: np.random.Generator, speed: float = 0.0) -> Floats:
+        """Draw the logarithms of one process's step times, on a worker of this speed."""
+        own = float(random.standard_t(5)) * self.processes / np.sqrt(5.0 / 3.0)
+        return np.asarray(speed + own + self.within_processes(random, 1)[0])
 
     def median_log_time(self) -> float:
         """Estimate the mean logarithm of a healthy process's median step, without the process's own speed."""

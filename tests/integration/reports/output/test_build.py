@@ -26,6 +26,10 @@ from tests.support.reports.run_writer import HOSTILE, check_hostile_is_text, pag
 from tests.support.reports.synthetic import plan_of
 
 
+def read_csv(report, name):
+    return list(csv.DictReader(io.StringIO(read_report_file(report, name))))
+
+
 def test_golden_numbers_reach_every_file(exact):
     assert re.match(
         r"Train with optimized: 2\.00x \(2\.00 to 2\.00\) .* baseline on 4 workers .*CPU, profile tiny",
@@ -45,11 +49,7 @@ def test_golden_numbers_reach_every_file(exact):
     assert configurations["baseline"]["padding_percent"] == pytest.approx(25.0)
     assert configurations["optimized"]["useful_tokens_ratio"]["value"] == pytest.approx(2.0)
     assert (configurations["baseline"]["n_workers"], configurations["baseline"]["n_steps"]) == (4, 60)
-    line = next(
-        configuration
-        for configuration in csv.DictReader(io.StringIO(read_report_file(exact, "summary.csv")))
-        if configuration["is_baseline"] == "False"
-    )
+    (line,) = (row for row in read_csv(exact, "summary.csv") if row["is_baseline"] == "False")
     assert (float(line["samples_ratio"]), line["samples_ratio_verdict"]) == (pytest.approx(4.0), "faster")
 
 
@@ -164,33 +164,28 @@ def test_a_hostile_name_is_text_everywhere(folder):
     assert any(name.startswith(HOSTILE[:80]) for name in names)
 
 
-def test_failed_trials_are_shown_with_their_end_reason_and_log(folder):
-    run = synthetic.exact_run(folder)
-    failure = {"status": TrialStatus.OUT_OF_MEMORY, "reason": "tried to allocate 2 GiB", "log_tail": ["the last line"]}
-    synthetic.rewrite(folder, plan_of(run, "optimized.worker-3"), steps=4, **failure)
-    report = build(folder)
-    text = page_text(report)
-    assert report.values.exit_code == 1
-    for fact in ("optimized.worker-3", "OUT_OF_MEMORY", "tried to allocate 2 GiB", "the last line"):
-        assert fact in text
-        assert fact in read_report_file(report, "report.md").replace("\\_", "_") or fact == "the last line"
-    assert re.search("1 of 8 .*7 SUCCEEDED, 1 OUT_OF_MEMORY", text)
-
-
 @pytest.mark.usefixtures("without_figures")
-def test_a_failed_trials_steps_are_excluded_and_missing_and_rejected_are_listed_by_name(folder):
+def test_a_failed_trials_steps_are_excluded_and_missing_and_rejected_are_listed_by_name_and_dollars_by_source(folder):
     run = synthetic.exact_run(folder)
-    slow = {"status": TrialStatus.PREEMPTED, "reason": "SIGTERM", "steps": 15, "step_time_sec": 9.0}
-    synthetic.rewrite(folder, plan_of(run, "optimized.worker-3"), **slow)
+    slow = {"status": TrialStatus.OUT_OF_MEMORY, "reason": "tried to allocate 2 GiB", "log_tail": ["the last line"]}
+    synthetic.rewrite(folder, plan_of(run, "optimized.worker-3"), steps=15, step_time_sec=9.0, **slow)
     shutil.rmtree(folder / "trials/baseline.worker-1")
     (folder / "trials/baseline.worker-2/result.json").write_bytes(b"{")
-    report = build(folder)
+    report = build(folder, pricing=Pricing(usd_per_gpu_hour=3.6, source="a list, 2026-01-31"))
     row = next(row for row in report.values.rows if row.label == "optimized")
     assert (row.measured.n_workers, row.measured.n_steps) == (3, 45)
     assert row.measured.step_time_sec.high == pytest.approx(0.08)
-    text = page_text(report)
-    assert "baseline.worker-1 worker-1" in text
-    assert "trials/baseline.worker-2/result.json" in text
+    text, markdown = page_text(report), read_report_file(report, "report.md").replace("\\_", "_")
+    for fact in ("baseline.worker-1", "trials/baseline.worker-2/result.json", "OUT_OF_MEMORY", slow["reason"]):
+        assert fact in text
+        assert fact in markdown
+    assert "the last line" in text
+    # Every dollar has its price and source, in which no line ends inside a day.
+    assert row.cost.usd_per_1000_samples.value == pytest.approx(0.01)
+    assert "a list, 2026-01-31" in markdown
+    assert "(a list, <time>2026-01-31</time>)" in read_report_file(report, "index.html")
+    assert {line["price_source"] for line in read_csv(report, "summary.csv")} == {"a list, 2026-01-31"}
+    assert WarningCode.CPU_PRICE in {warning.code for warning in report.values.warnings}
     assert [missing.trial_id for missing in report.values.missing] == ["baseline.worker-1", "baseline.worker-2"]
     assert (report.values.exit_code, len(report.values.rejected)) == (1, 1)
 
@@ -221,33 +216,6 @@ def test_a_report_is_not_written_through_a_link_nor_are_figures_removed_there(fo
     with pytest.raises(ReportError, match=f"{link}: .*link"):
         build(folder)
     assert [path for path in photo.parents[1].rglob("*") if path.is_file()] == [photo]
-
-
-def test_a_price_shows_dollars_with_their_source_everywhere(folder):
-    synthetic.exact_run(folder)
-    report = build(folder, pricing=Pricing(usd_per_gpu_hour=3.6, source="a list, 2026-01-31"))
-    assert report.values.rows[1].cost.usd_per_1000_samples.value == pytest.approx(0.01)
-    document = json.loads(read_report_file(report, "summary.json"))
-    assert [(price["usd_per_gpu_hour"], price["source"]) for price in document["prices"]] == [
-        (3.6, "a list, 2026-01-31")
-    ]
-    for text in (page_text(report), read_report_file(report, "report.md")):
-        assert "a list, 2026-01-31" in text
-        assert "0.01" in text
-    line = next(
-        row
-        for row in csv.DictReader(io.StringIO(read_report_file(report, "summary.csv")))
-        if row["is_baseline"] == "False"
-    )
-    assert float(line["usd_per_1000_samples"]) == pytest.approx(0.01)
-    assert line["price_source"] == "a list, 2026-01-31"
-    assert WarningCode.CPU_PRICE in {warning.code for warning in report.values.warnings}
-    assert 'data-label="$3.60 per GPU hour, as set"' in read_report_file(report, "index.html"), (
-        "two prices may be equal dollars"
-    )
-    assert read_report_file(report, "index.html").count("(a list, <time>2026-01-31</time>)") == 3, (
-        "no line ends inside a day"
-    )
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -9,7 +9,7 @@ import pytest
 from reports.statistics import per_config
 from reports.statistics.per_config import measure, ratio
 from reports.statistics.per_process import describe
-from tests.support.reports.noise import ON_A_GPU, Noise, steps
+from tests.support.reports.scenarios import Scenario, steps
 from tests.support.thorough import examples
 
 RUNS = examples(400)
@@ -22,13 +22,13 @@ def noisy(worker, median, seed, count=20, sigma=0.02, process=None):
     return steps(worker, tuple(median * np.exp(noise.normal(0, sigma, count))), process=process)
 
 
-def simulated(noise, random, *, workers, repeats=1, count=20, base=0.2):
-    """Simulate a run in which each worker and each process has its own speed."""
+def simulated(world, random, *, workers, repeats=1, base=0.2):
+    """Simulate processes of one configuration; each worker has its own speed."""
     processes = []
     for worker in range(workers):
-        speed = random.normal(0.0, noise.workers)
+        speed = random.normal(0.0, world.worker_spread)
         for repeat in range(repeats):
-            times = base * np.exp(noise.process(random, count, speed))
+            times = base * np.exp(world.process(random, speed))
             processes.append(steps(f"worker-{worker}", tuple(times), process=f"trial-{repeat}.worker-{worker}"))
     return processes
 
@@ -175,24 +175,22 @@ def test_equal_names_of_other_machines_do_not_pair():
     [(1, 20, 1), (2, 20, 1), (8, 100, 1), (1, 20, 3), (4, 20, 2)],
 )
 def test_intervals_hold_the_true_value_in_nearly_all_runs(workers, count, repeats):
-    # Workers 3 % apart, processes 0.35 %, steps 2 % with autocorrelation 0.4, outliers and drift.
-    noise = Noise(workers=0.03 if workers > 1 else 0.0)
-    random, middle, held = np.random.default_rng((workers, count, repeats)), noise.median_offset(count), 0
+    # Workers 3 % apart, processes 0.5 %.
+    world = Scenario(steps=count, worker_spread=0.03 if workers > 1 else 0.0)
+    random, middle, held = np.random.default_rng((workers, count, repeats)), world.median_log_time(), 0
     for _ in range(RUNS):
-        measured = measure(simulated(noise, random, workers=workers, repeats=repeats, count=count))
+        measured = measure(simulated(world, random, workers=workers, repeats=repeats))
         held += measured.step_time_sec.low <= 0.2 * math.exp(middle) <= measured.step_time_sec.high
     assert held >= MIN_COVERAGE * RUNS
 
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_ratios_hold_the_true_value_and_equal_sides_have_no_verdict(workers):
-    noise, random, held, verdicts = Noise(workers=0.03), np.random.default_rng(workers), 0, 0
+    world, random, held, verdicts = Scenario(steps=20), np.random.default_rng(workers), 0, 0
     for _ in range(RUNS):
-        speeds = random.normal(0.0, noise.workers, workers)
+        speeds = random.normal(0.0, 0.03, workers)
         sides = [
-            measure(
-                [steps(f"w{index}", np.exp(noise.process(random, 20, speed))) for index, speed in enumerate(speeds)]
-            )
+            measure([steps(f"w{index}", np.exp(world.process(random, speed))) for index, speed in enumerate(speeds)])
             for _ in range(2)
         ]
         compared = ratio(*sides, "samples")
@@ -224,7 +222,7 @@ def test_configurations_on_one_worker_each_include_the_difference_between_worker
     # Three processes each; they differ only by their workers, which are 1 % apart.
     random, verdicts = np.random.default_rng(6), 0
     for _ in range(RUNS):
-        first, second = (simulated(ON_A_GPU, random, workers=1, repeats=3) for _ in range(2))
+        first, second = (simulated(Scenario(), random, workers=1, repeats=3) for _ in range(2))
         compared = ratio(measure([replace(process, worker="b") for process in first]), measure(second), "samples")
         verdicts += compared.verdict is not None
     assert verdicts <= MAX_FALSE_VERDICTS * RUNS

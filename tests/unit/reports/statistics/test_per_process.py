@@ -7,29 +7,21 @@ import numpy as np
 import pytest
 
 from reports.statistics.per_process import describe
-from tests.support.reports import noise
-from tests.support.reports.noise import Noise
-from tests.support.reports.scenarios import Scenario
+from tests.support.reports.scenarios import Scenario, steps
 
 
 def process(times, name="p", **more):
-    return noise.steps("a", times, process=name, **more)
-
-
-def coverage(noise_model, count, runs=1000, seed=7):
-    """Return the fraction of simulated processes whose interval holds the average median of such processes."""
-    random, truth = np.random.default_rng(seed), noise_model.median_offset(count)
-    rows = noise_model.within_process(random, (runs, count))
-    held = 0
-    for described in describe([process(np.exp(row)) for row in rows]):
-        held += abs(math.log(described.step_time_sec) - truth) <= described.half_width(elapsed=False)
-    return held / runs
+    return steps("a", times, process=name, **more)
 
 
 @pytest.mark.parametrize("count", [20, 50, 100])
-@pytest.mark.parametrize("correlation", [0.0, 0.6])
-def test_the_interval_over_autocorrelated_steps_holds_the_true_median(count, correlation):
-    assert coverage(Noise(correlation=correlation), count) >= 0.93
+@pytest.mark.parametrize("jitter", [0.004, 0.02])
+def test_the_interval_over_autocorrelated_steps_holds_the_true_median(count, jitter):
+    world, random = Scenario(steps=count, jitter=jitter, warm_up=0.0), np.random.default_rng(7)
+    described = describe([process(np.exp(row)) for row in world.within_processes(random, 1000)])
+    errors = [abs(math.log(each.step_time_sec) - world.median_log_time()) for each in described]
+    held = [error <= each.half_width(elapsed=False) for error, each in zip(errors, described, strict=True)]
+    assert np.mean(held) >= 0.93
 
 
 def test_processes_of_different_lengths_keep_their_order_and_numbers():

@@ -73,11 +73,6 @@ def test_a_single_trial_counts_against_its_configuration_if_it_shows_a_fault(sum
         assert summarized({"large": [end]}).recommended_label == recommended, end
 
 
-def test_the_recommendation_states_the_number_of_trials(summarized):
-    summary = summarized({name: [TrialStatus.OUT_OF_MEMORY] for name in NAMES})
-    assert sentences.recommendation(summary).startswith("Train with large (3 of 4 trials): ")
-
-
 def test_configurations_that_do_not_differ_from_the_best_are_named_with_it(summarized):
     sentence = sentences.recommendation(summarized({}, speeds=(0.16, 0.08, 0.08)))
     first, second = ("good", "large") if "good," in sentence else ("large", "good")

@@ -75,11 +75,6 @@ def test_a_speedup_is_marked_as_measured_or_assumed(rates, single_rate, key, gpu
     assert re.fullmatch(source, scaling.source)
 
 
-def test_without_any_distributed_trial_linear_scaling_is_assumed():
-    assert [scaling.speedup for scaling in scalings(KEY, {})] == [1.0, 2.0, 4.0]
-    assert [scaling.is_measured for scaling in scalings(KEY, {})] == [True, False, False]
-
-
 def test_a_distributed_trial_without_a_rate_has_no_speedup():
     unmeasured = replace(ranks(2, 1.9), measurements=[synthetic.measurement("global_samples_per_sec", None)])
     assert speedups(ranks(1, 1.0), unmeasured) == {}

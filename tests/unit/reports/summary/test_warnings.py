@@ -15,7 +15,7 @@ from reports.summary import sentences, warnings
 from reports.summary.summarize import summarize
 from reports.summary.warnings import WarningCode, slower_workers
 from tests.support.reports import synthetic
-from tests.support.reports.noise import steps
+from tests.support.reports.scenarios import steps
 
 THROTTLED = "throttled: hw_thermal_slowdown in {} % of samples"
 
