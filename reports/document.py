@@ -198,5 +198,5 @@ def ratio_cell(interval: HasInterval | None, word: str = "") -> Cell | None:
 
 def _interval_cell(interval: HasInterval, decimals: int, suffix: str = "", word: str = "") -> Cell:
     span = formatting.span(interval.low, interval.high, decimals).strip("()")
-    details = (span and span + formatting.interval_mark(interval), word)
+    details = (span, word)
     return Cell(value=f"{formatting.number(interval.value, decimals)}{suffix}", details=tuple(filter(None, details)))

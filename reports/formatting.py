@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 UNKNOWN = "unknown"
-# Marks an interval over the steps of one process: the distance to the next process is assumed, not measured.
-ONE_PROCESS_MARK = "\N{DAGGER}"
 _MIN_RELATIVE_WIDTH = 1e-6  # a narrower interval gets no extra decimals
 _MAX_EXTRA_DECIMALS = 6  # enough to distinguish the ends of any interval of at least _MIN_RELATIVE_WIDTH
 _SIGNIFICANT_DIGITS = 3
@@ -74,18 +72,13 @@ def _distinct_decimals(low: float, high: float, minimum: int) -> int:
     return next((count for count in range(minimum, maximum) if number(low, count) != number(high, count)), maximum)
 
 
-def interval_mark(interval: object) -> str:
-    """Return ONE_PROCESS_MARK for an interval over the steps of a single process, else ""."""
-    return ONE_PROCESS_MARK if getattr(interval, "over", None) == "steps" else ""
-
-
 def estimate(interval: HasInterval | None, suffix: str = "", *, prefix: str = "") -> str:
     """Format `0.153 (0.150 to 0.157)` with equal decimals; `prefix` and `suffix` (a unit) surround the value."""
     if interval is None:
         return UNKNOWN
     decimals = estimate_decimals(interval)
     value = f"{prefix}{number(interval.value, decimals)}{suffix}"
-    return f"{value} {span(interval.low, interval.high, decimals)}{interval_mark(interval)}".rstrip()
+    return f"{value} {span(interval.low, interval.high, decimals)}".rstrip()
 
 
 def ratio(interval: HasInterval | None) -> str:
@@ -94,7 +87,7 @@ def ratio(interval: HasInterval | None) -> str:
         return UNKNOWN
     decimals = ratio_decimals(interval.low, interval.high)
     value = f"{number(interval.value, decimals)}x"
-    return f"{value} {span(interval.low, interval.high, decimals)}{interval_mark(interval)}".rstrip()
+    return f"{value} {span(interval.low, interval.high, decimals)}".rstrip()
 
 
 def gigabytes(count: int | None) -> str:

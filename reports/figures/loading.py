@@ -11,11 +11,7 @@ from reports.read.measurements import MeasuredValue
 from reports.summary.summary import Summary
 
 _PRECISIONS = {"nf4": "4 bit (NF4)", "bf16": "16 bit (bf16)"}
-# Measurement, its row, and the row's tone.
-_TIMES = (
-    ("first_load_time_sec", "first load, cache as found", OTHER_TONE),
-    ("load_time_sec", "load, cached", OTHER_TONE),
-)
+_TIMES = {"first_load_time_sec": "first load, cache as found", "load_time_sec": "load, cached"}
 _MEMORY = (
     ("device_memory_bytes", "after loading", OTHER_TONE),
     ("device_memory_peak_bytes", "peak while loading", BASELINE_TONE),
@@ -23,14 +19,14 @@ _MEMORY = (
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
-    measured = {name: _by_precision(run, name) for name, *_ in (*_TIMES, *_MEMORY)}
+    measured = {name: _by_precision(run, name) for name in (*_TIMES, *(name for name, *_ in _MEMORY))}
     precisions = [precision for precision, load in measured["load_time_sec"].items() if load.value is not None]
     if not precisions:
         return None
     published = reference_results.matching_results(run)
     known = {} if published is None else published.loading
 
-    def mark(name: str, precision: str, unit: str, scale: float, tone: str) -> Mark:
+    def mark(name: str, precision: str, unit: str, scale: float = 1.0, tone: str = OTHER_TONE) -> Mark:
         reference = known.get(precision, {}).get(name)
         scaled = None if reference is None else reference / scale
         return row_chart.measured_mark(measured[name].get(precision), unit, scale=scale, tone=tone, published=scaled)
@@ -38,7 +34,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     seconds = [
         Panel(
             title=f"{_PRECISIONS.get(precision, precision)}: seconds",
-            marks=tuple(mark(name, precision, "s", 1.0, tone) for name, _, tone in _TIMES),
+            marks=tuple(mark(name, precision, "s") for name in _TIMES),
         )
         for precision in precisions
     ]
@@ -57,7 +53,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             remark="; state of its page cache unknown",
         ),
         groups=(
-            MarkGroup(names=tuple(label for _, label, _ in _TIMES), panels=row_chart.share_axis(seconds)),
+            MarkGroup(names=tuple(_TIMES.values()), panels=row_chart.share_axis(seconds)),
             MarkGroup(
                 names=tuple(name for name, _ in memory),
                 panels=(Panel(title="Device memory, GB", marks=tuple(each for _, each in memory)),),

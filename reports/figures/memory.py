@@ -42,13 +42,6 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         marks=tuple(marks),
         reference=None if capacity is None else capacity / 1e9,
     )
-    bars = (
-        "Bars are measured peaks; short vertical lines are the predictions made before the trial."
-        if any(row.label in predicted for row in rows)
-        else "Bars are measured peaks; there is no prediction."
-    )
-    ran_out = any(row.measured is None and TrialStatus.OUT_OF_MEMORY in row.ends for row in rows)
-    hatched = " Hatched bars ran out of memory in every trial; their need is unknown." if ran_out else ""
     return RowFigure(
         header=make_header(
             summary,
@@ -57,7 +50,10 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             published=published if any(mark.published for mark in marks) else None,
         ),
         groups=(MarkGroup(names=tuple(row.label for row in rows), panels=(panel,)),),
-        caption=bars if capacity is None else f"{bars} The dashed line is the GPU's memory.{hatched}",
+        caption=(
+            "Bars are measured peaks, short vertical lines the predictions made before the trial, the dashed line is "
+            "the GPU's memory. Hatched bars ran out of memory in every trial."
+        ),
     )
 
 
@@ -95,11 +91,7 @@ def _mark(
     text = formatting.gigabytes(measured)
     if measured is None and TrialStatus.OUT_OF_MEMORY in row.ends:
         shown_bytes = capacity
-        text = (
-            "out of memory"
-            if capacity is None
-            else f"out of memory: it needs more than {formatting.gigabytes(capacity)}"
-        )
+        text = f"out of memory: it needs more than {formatting.gigabytes(capacity)}"
     elif measured is None:
         text = "did not run"
     elif row.ends.get(TrialStatus.OUT_OF_MEMORY):
@@ -123,10 +115,8 @@ def _title(rows: list[ConfigurationRow], capacity: int | None, predicted: dict[s
     largest = max((row for row in rows if row.peak_vram_bytes), key=lambda row: row.peak_vram_bytes or 0)
     used = largest.peak_vram_bytes or 0
     share = f", {formatting.number(100 * used / capacity, 0)} % of the GPU's memory" if capacity else ""
-    title = f"{largest.label} needs the most memory of those that fit: {formatting.gigabytes(used)}{share}"
-    if not (n_out_of_memory := sum(row.measured is None and TrialStatus.OUT_OF_MEMORY in row.ends for row in rows)):
-        title = title.replace(" of those that fit", "")
-    else:
+    title = f"{largest.label} needs the most memory: {formatting.gigabytes(used)}{share}"
+    if n_out_of_memory := sum(row.measured is None and TrialStatus.OUT_OF_MEMORY in row.ends for row in rows):
         title += f"; {formatting.count(n_out_of_memory, 'configuration')} ran out of memory"
     errors_percent = [
         100 * abs(predicted[row.label] / row.peak_vram_bytes - 1)

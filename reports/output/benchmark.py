@@ -30,13 +30,12 @@ from reports.summary.summary import Summary
 
 def make(summary: Summary, pictures: Sequence[Picture] = (), skipped: Sequence[Chart] = ()) -> Document:
     """Make the document of a benchmark. `skipped` are the charts without data."""
-    headline, basis = sentences.without_mark(sentences.recommendation(summary))
-    unfit = sentences.unfit(summary)
+    unfit, one_process = sentences.unfit(summary), sentences.one_process_note(summary)
     return Document(
         kicker="benchmark report",
         run_id=summary.record.run_id,
-        headline=headline,
-        notes=(basis,) if basis else (),
+        headline=sentences.recommendation(summary),
+        notes=(one_process,) if one_process else (),
         commands=tuple(_train_command(summary)),
         tiles=tuple(_tiles(summary)),
         doubts=(*([summary.profile_note] if summary.profile_note else []), *sentences.cautions(summary)),
@@ -80,8 +79,7 @@ def _tiles(summary: Summary) -> Iterator[Tile]:
 
 
 def _detail(rate: Estimate | Ratio, decimals: int, verdict: str = "") -> str:
-    mark = ", of one process" if formatting.interval_mark(rate) else ""
-    return f"{formatting.span(rate.low, rate.high, decimals)} {verdict}".strip() + mark
+    return f"{formatting.span(rate.low, rate.high, decimals)} {verdict}".strip()
 
 
 def _dollars(amount: Amount) -> str:
@@ -148,7 +146,7 @@ def _sections(summary: Summary, pictures: Sequence[Picture], skipped: Sequence[C
 def _configurations(summary: Summary) -> Table:
     caption = (
         "Values with 95 % intervals; rates are per worker, over the time of all steps. Step times are of median steps. "
-        f"Ratios are of rates, against {summary.baseline}. {sentences.interval_mark_note(summary)}"
+        f"Ratios are of rates, against {summary.baseline}."
     )
     if summary.price is not None:
         caption += f" Dollars: {summary.price.description}."
@@ -176,7 +174,7 @@ def _configurations(summary: Summary) -> Table:
             )
             for row in summary.recommended_first
         ),
-        caption=caption.strip(),
+        caption=caption,
     )
 
 

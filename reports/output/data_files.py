@@ -74,7 +74,7 @@ def summary_json(summary: Summary) -> bytes:
         "version": VERSION,
         "run": _fields(record, _RUN_FIELDS),
         "profile_note": summary.profile_note,
-        "recommendation": sentences.spell_out(sentences.recommendation(summary)),
+        "recommendation": sentences.recommendation(summary),
         "advice": None if summary.choice is None else summary.choice.advice,
         "recommended": summary.recommended_label,
         "warnings": [asdict(warning) | {"text": sentences.warning_text(warning)} for warning in summary.warnings],

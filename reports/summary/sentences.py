@@ -17,7 +17,6 @@ from reports.summary.rows import ConfigurationRow
 from reports.summary.summary import Summary
 from reports.summary.warnings import RunWarning, WarningCode, count_ends
 
-ONE_PROCESS_BASIS = "The interval is of one process each; the distance to the next process is assumed, not measured."
 _MAX_PAIRS_SHOWN = 12
 USUAL = "plain `inv train`"
 
@@ -25,17 +24,6 @@ USUAL = "plain `inv train`"
 def recommendation(summary: Summary) -> str:
     """Return the recommendation with its interval and what was not shown to differ from it, or why it is missing."""
     return _nothing_recommended(summary) if summary.choice is None else _advice(summary, summary.choice)
-
-
-def without_mark(sentence: str) -> tuple[str, str]:
-    """Return a sentence without the mark of an interval over one process, and what explains it, "" without one."""
-    mark = formatting.ONE_PROCESS_MARK
-    return sentence.replace(mark, ""), ONE_PROCESS_BASIS if mark in sentence else ""
-
-
-def spell_out(sentence: str) -> str:
-    """Replace the mark of an interval over one process by a sentence that explains it."""
-    return " ".join(filter(None, without_mark(sentence)))
 
 
 def _advice(summary: Summary, chosen: Choice) -> str:
@@ -328,14 +316,15 @@ def _loss_paragraphs(record: QualityRecord | None) -> Iterator[str]:
         yield f"Held-out loss of {check.label}, {count}: {difference_text(check)}{losses}."
 
 
-def interval_mark_note(summary: Summary) -> str:
-    """Explain the mark of an interval over one process; empty if no interval has it."""
-    rates = (row.measured.elapsed_samples_per_sec for row in summary.measured_rows if row.measured is not None)
+def one_process_note(summary: Summary) -> str:
+    """Name the configurations with an interval over the steps of one process; "" without any."""
+    over = {row.label: row.measured.elapsed_samples_per_sec.over for row in summary.rows if row.measured is not None}
+    labels = [label for label, unit in over.items() if unit == "steps"]
     note = (
-        f"{formatting.ONE_PROCESS_MARK} over the steps of one process; the variation between processes is assumed, and "
-        "a second clock speed that no process showed is not covered."
+        f"Intervals of {formatting.first_n(labels, 3)} are over the steps of one process: the variation between "
+        "processes is assumed, and a second clock speed that no process showed is not covered."
     )
-    return note if any(formatting.interval_mark(rate) for rate in rates) else ""
+    return note if labels else ""
 
 
 _TRIALS = (
@@ -349,7 +338,7 @@ _INTERVALS = (
     "Processes differ more than steps: two processes of the same configuration on the same GPU differed by 0.7 %, "
     "while the steps of each agreed within 0.1 %. So 95 % intervals are Student's t over workers if there are two or "
     "more, else over processes. With a single process the interval is over its steps, widened by the noise of the "
-    "run's other processes, else by an assumed 1.5 %; intervals with that assumption are marked. A machine that "
+    "run's other processes, else by an assumed 1.5 %. A machine that "
     "changes makes ratios less certain instead of wrong, because the order of the trials differs between workers and "
     "repeats."
 )

@@ -9,7 +9,7 @@ from reports import formatting
 from reports.read.loaded_run import ReportError
 from reports.read.run_folder import load
 from reports.summary.decisions import Advice
-from reports.summary.sentences import not_shown_texts, recommendation, spell_out
+from reports.summary.sentences import not_shown_texts, recommendation
 from reports.summary.summarize import summarize
 from tasks.errors import UsageError, translate_errors
 from tasks.fleet.run_store import is_training
@@ -39,7 +39,7 @@ def _find_trial(settings: Settings, folder: Path) -> tuple[Trial | None, list[st
         raise UsageError(f"{source}: is a training, not a benchmark", remedy="name a run of `inv bench`")
     with translate_errors(UsageError, ReportError):
         summary = summarize(load(folder))
-    row, reasons = summary.best_row, [spell_out(recommendation(summary))]
+    row, reasons = summary.best_row, [recommendation(summary)]
     if summary.choice is not None and summary.choice.advice is Advice.UNMEASURED:
         return None, reasons
     if row is None and (withheld := not_shown_texts(summary.quality)):

@@ -95,6 +95,8 @@ def test_one_process_of_each_is_undecided_and_names_the_command_that_tells(summa
     assert "inv bench --quick --only=baseline,good,large --repeats=2" in sentences.recommendation(summary)
     ratio = summary.rows[1].useful_tokens_ratio
     assert (ratio.low, ratio.verdict, ratio.over) == (None, None, None)
+    assert "baseline, good, large" in sentences.one_process_note(summary)
+    assert sentences.one_process_note(summarized({}, workers=2)) == ""
 
 
 def test_a_baseline_that_failed_is_not_recommended(summarized):
