@@ -4,9 +4,9 @@ import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import reduce
 from typing import Any
 
-from invoke.config import copy_dict, merge_dicts
 from invoke.context import Context
 from rich.text import Text
 
@@ -23,8 +23,7 @@ from tasks.settings.layers import Settings, load
 from tasks.settings.sources import Keys, display_path, set_value
 from tasks.settings.user_config import plan_user_settings, write_user_settings
 
-Values = dict[str, Any]
-SOURCE_OF_OVERRIDES = "set by a program"  # the source of these values in a message of the loader
+Values = dict[Keys, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,9 @@ class Question:
     keys: Keys
     checks: Sequence[Check] = ()
     also: Mapping[Keys, str] = field(default_factory=dict)
+
+    def values(self, answer: str) -> Values:
+        return {self.keys: answer, **self.also}
 
 
 QUESTIONS = (
@@ -67,7 +69,7 @@ def initialize(context: Context, options: InitOptions) -> CommandResult | None:
     for question in QUESTIONS:
         answer = getattr(options, question.flag)
         if answer is not None:
-            values = _with_answer(values, question, answer)
+            values |= question.values(answer)
             _check(_settings_with(context, values), context, question)
         elif is_asking:
             values = _ask(context, values, question)
@@ -77,9 +79,7 @@ def initialize(context: Context, options: InitOptions) -> CommandResult | None:
 def _ask(context: Context, values: Values, question: Question) -> Values:
     """Ask until an answer is valid, and accepted by its checks or by the operator. Enter keeps the present value."""
     while True:
-        present: Any = _settings_with(context, values)
-        for key in question.keys:
-            present = getattr(present, key)
+        present: Any = reduce(getattr, question.keys, _settings_with(context, values))
         shown = "none" if present is None else present
         try:
             answer = read_line(f"{TEXTS[question.flag]} [{shown}]: ")
@@ -87,7 +87,7 @@ def _ask(context: Context, values: Values, question: Question) -> Values:
             raise ConfirmationRequired("nothing was written: the input ended", remedy="rerun `inv init`") from error
         if not answer:
             return values
-        changed = _with_answer(values, question, answer)
+        changed = values | question.values(answer)
         try:
             settings = _settings_with(context, changed)
         except UsageError as error:
@@ -97,21 +97,11 @@ def _ask(context: Context, values: Values, question: Question) -> Values:
             return changed
 
 
-def _with_answer(values: Values, question: Question, answer: str) -> Values:
-    changed = copy_dict(values)
-    for keys, value in {question.keys: answer, **question.also}.items():
-        set_value(changed, keys, value)
-    return changed
-
-
 def _settings_with(context: Context, values: Values) -> Settings:
     """Load the settings as they would be with these values. Raises UsageError for an invalid one."""
     config = context.config.clone()
-    config.load_overrides(merge_dicts(copy_dict(config._overrides), values))
-    try:
-        return load(Context(config))
-    except UsageError as error:
-        raise UsageError(error.problem.replace(SOURCE_OF_OVERRIDES, "init"), remedy=error.remedy) from error
+    config._set(typed_settings={keys: ("init", value) for keys, value in values.items()})
+    return load(Context(config))
 
 
 def _check(settings: Settings, context: Context, question: Question) -> bool:
@@ -128,17 +118,20 @@ def _check(settings: Settings, context: Context, question: Question) -> bool:
 
 
 def _write(values: Values, options: InitOptions) -> CommandResult | None:
-    path, old, new = plan_user_settings(values)
+    document: dict[str, Any] = {}
+    for keys, value in values.items():
+        set_value(document, keys, value)
+    path, old, new = plan_user_settings(document)
     screen = console()
     names = (display_path(path), f"{display_path(path)} (new)")
     for line in difflib.unified_diff(old.splitlines(), new.splitlines(), *names, lineterm=""):
         screen.print(Text(line, style={"+": "green", "-": "red"}.get(line[:1], "")))
     if options.dry_run:
         line = f"{'keep' if old == new else 'write'}  {display_path(path)}"
-        return plan_result([line], file=str(path), changes=old != new, settings=values)
+        return plan_result([line], file=str(path), changes=old != new, settings=document)
     if old != new and not options.yes and not confirm(f"Write {display_path(path)}?"):
         raise ConfirmationRequired("nothing was written", remedy="pass --yes to confirm")
-    for line in write_user_settings(values):
+    for line in write_user_settings(document):
         print(line)
     print("`inv doctor` checks the whole set-up")
     return None

@@ -36,7 +36,7 @@ class SettingsLayer:
     """
 
     data: Mapping[Any, Any]
-    path: Path | None = None
+    path: Path = Path()
     node: yaml.Node | None = None
     places: Mapping[Keys, str] | None = None
     shared: bool = False
@@ -58,8 +58,6 @@ class SettingsLayer:
         """Return the place where a key is set, for a message: `invoke.yaml:14`, or the variable or flag."""
         if self.places is not None:
             return self.places[keys]
-        if self.path is None:
-            return "set by a program"
         line = self.line(keys)
         return display_path(self.path) if line is None else f"{display_path(self.path)}:{line}"
 
@@ -117,7 +115,6 @@ def read(config: Config, variables: Mapping[str, Keys]) -> SettingsLayers:
             {keys: (f"environment {name}", os.environ[name]) for name, keys in variables.items() if name in os.environ}
         ),
         *(_file(_expand_user(path)) for path in [config._runtime_path] if path),
-        SettingsLayer(data=config._overrides),
         _texts(getattr(config, "typed_settings", {})),
     ]
     return SettingsLayers(root=root, weakest_first=layers)

@@ -76,8 +76,6 @@ def test_later_layers_win(project: Path, context: Make, monkeypatch: pytest.Monk
     assert size() == 14
     program = context(text="fleet: {size: 15}")
     assert size() == 15
-    program.config.load_overrides({"fleet": {"size": 16}})
-    assert load(program).fleet.size == 16
     program.config._set(typed_settings={("fleet", "size"): ("bench: --size", "17")})
     assert load(program).fleet.size == 17
     assert load(program).fleet.max_attempts == 9, "a layer changes only its own keys"
@@ -187,8 +185,8 @@ def test_the_layer_that_set_the_value_is_the_one_named(
     assert refusal(context()).startswith("environment INVOKE_BENCH_SEED: bench.seed: ")
     program = context(text="bench: {seed: 5}\n")
     assert load(program).bench.seed == 5, "a wrong value that is overridden is ignored"
-    program.config.load_overrides({"bench": {"seed": "w"}})
-    assert refusal(program).startswith("set by a program: bench.seed: ")
+    program.config._set(typed_settings={("bench", "seed"): ("init", "w")})
+    assert refusal(program).startswith("init: bench.seed: ")
 
 
 def test_a_section_misspelt_in_the_users_own_file_is_refused(project: Path, context: Make) -> None:

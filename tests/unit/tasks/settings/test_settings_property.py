@@ -75,25 +75,6 @@ def test_any_raw_text_in_any_place_loads_or_is_one_line(project: Path, keys: tup
     check(project, keys)
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10) | st.dates(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-@slow_settings
-@given(keys=KEYS, value=VALUES)
-def test_any_yaml_value_of_any_setting_loads_or_is_one_line(
-    project: Path, keys: tuple[str, ...], value: object
-) -> None:
-    document: object = value
-    for key in reversed(keys):
-        document = {key: document}
-    (project / "f.yaml").write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
-    check(project, keys)
-
-
 @slow_settings
 @given(
     keys=st.sampled_from(list(SETTINGS)),
