@@ -55,9 +55,6 @@ class Client:
     program: str = "docker"
     address: str | None = None
 
-    def command(self, *arguments: str, folder: str | None = None) -> Command:
-        return Command(argv=(self.program, *arguments), environment=self.environment, folder=folder)
-
     @property
     def environment(self) -> dict[str, str]:
         # 18.09 to 22.06 build without BuildKit by default; newer clients add an attestation to every build.
@@ -208,7 +205,7 @@ def _dialled_socket(host: Host, client: Client, failures: list[HostError]) -> It
 
 def _serve(host: Host, client: Client, peer: socket.socket, failures: list[HostError]) -> None:
     """Run the client with a connection as its standard streams; a failure is recorded before the connection ends."""
-    dial = client.command("system", "dial-stdio")
+    dial = Command(argv=(client.program, "system", "dial-stdio"), environment=client.environment)
     marked = Command(argv=("sh", "-c", _MARK_SCRIPT, *dial.argv), environment=dial.environment)
     received_bytes = 0
 

@@ -1,7 +1,12 @@
-"""Standard streams that survive a closed pipe and a full disk, and whose text cannot control the terminal."""
+"""Standard streams that survive a closed pipe and a full disk, and whose text cannot control the terminal.
+
+A terminal executes control characters: it moves its cursor, sets its title, fills the clipboard. All printed text from
+hosts, engines, clusters and models is escaped, also inside rich's output, which keeps rich's own sequences.
+"""
 
 import io
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -10,8 +15,21 @@ from typing import Any
 
 from bench.records.status import ExitCode
 from reports.formatting import escape_text
-from tasks.cli.sanitize import ASCII_SYMBOLS, GLUE, escape_rich_output, glue_commands
 from tasks.errors import RetryableError, TaskFailed
+
+# Colours, links to files, and the sequences of a live table: cursor up and to the first column, erase line, hide and
+# show the cursor.
+_RICH_SEQUENCES = re.compile(
+    r"(\x1b\[(?:[0-9;]*m|[0-9]*[AGK]|\?25[lh])|\x1b\]8;(?:id=[0-9]+;file:///[!-~]*|;)\x1b\\|\r)"
+)
+# What is drawn beyond ASCII: symbols of checks, bars and the lines of rich's tables, for a terminal without them.
+ASCII_SYMBOLS = str.maketrans(
+    {"✓": "+", "✗": "x", "–": "-", "—": "-", "·": "|", "…": "...", "█": "#", "━": "#", "╸": "#", "╺": ".", "╌": "."}  # noqa: RUF001
+    | dict.fromkeys("─╴╶╷╵", "-")
+    | {"│": "|"}
+)
+GLUE = "\U000f0020"  # for private use: a space at which no line is broken, until it is written
+_COMMAND = re.compile(r"`[^`\n]*`")
 
 
 class BrokenStdout(TaskFailed):
@@ -98,6 +116,17 @@ class RichStdout:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def glue_commands(text: str) -> str:
+    """Replace the spaces of commands in backticks, at which no line may be broken."""
+    return _COMMAND.sub(lambda match: match[0].replace(" ", GLUE), text)
+
+
+def escape_rich_output(text: str) -> str:
+    """Escape rich's output, but keep rich's own sequences."""
+    pieces = _RICH_SEQUENCES.split(text)
+    return "".join(piece if index % 2 else escape_text(piece) for index, piece in enumerate(pieces))
 
 
 def wrap(text: str, width: int) -> str:

@@ -16,8 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from reports.formatting import escape_text
-from tasks.cli.sanitize import glue_commands
-from tasks.cli.streams import wrap
+from tasks.cli.streams import glue_commands, wrap
 from tasks.settings.sources import display_path
 
 

@@ -16,8 +16,7 @@ from rich.text import Text
 from reports.formatting import escape_text
 from tasks.cli import streams
 from tasks.cli.command_result import print_object
-from tasks.cli.sanitize import escape_rich_output
-from tasks.cli.streams import SanitizedStream
+from tasks.cli.streams import SanitizedStream, escape_rich_output
 from tasks.cli.terminal import console as console_of_tables
 from tasks.cli.terminal import ruled_table
 from tasks.clients.build_vm import print_job_line
