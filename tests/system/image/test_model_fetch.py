@@ -240,33 +240,6 @@ def test_a_gated_model_needs_a_token_which_appears_nowhere(testbed: HubTestbed) 
             assert SECRET_MARK.encode() not in path.read_bytes(), path
 
 
-def test_a_missing_model_or_revision_is_reported(testbed: HubTestbed) -> None:
-    for flags, token in (
-        (("--model", "org/none"), "org/none: "),
-        (("--revision", "v99"), "'v99'"),
-        (("--model", "../etc"), "'../etc'"),
-    ):
-        assert token in testbed.fetch(*flags, code=2)
-    assert not testbed.folder.exists() or not (testbed.folder / "manifest.json").exists()
-
-
-def test_a_vm_that_cannot_install_the_hubs_client_is_reported(testbed: HubTestbed) -> None:
-    """Not covered: a successful installation, which needs a package index."""
-    (pth,) = testbed.network.home.rglob("client.pth")
-    aside = pth.rename(testbed.network.folder / "client.pth")
-    testbed.settings["image"]["index_url"] = "file:///no/such/index"
-    testbed.write_settings()
-    try:
-        output = testbed.fetch(code=2)
-    finally:
-        aside.rename(pth)
-        testbed.settings["image"]["index_url"] = None
-        testbed.write_settings()
-    assert "huggingface_hub" in output
-    assert "image.index_url" in output
-    assert "(--cache)" in output
-
-
 def test_a_disk_that_is_too_small_or_fills_up_is_reported(testbed: HubTestbed) -> None:
     testbed.network.vm.mount_small_disk("/mnt/small", megabytes=64, owner="ubuntu")
     output = testbed.fetch("--tmpdir", "/mnt/small", code=3)
@@ -288,59 +261,3 @@ def test_a_disk_that_is_too_small_or_fills_up_is_reported(testbed: HubTestbed) -
     testbed.network.vm.run("rm", "/mnt/next/filler")
     testbed.set_faults()
     testbed.fetch("--tmpdir", "/mnt/next")
-
-
-def test_a_disconnected_laptop_finds_the_same_job_again(testbed: HubTestbed) -> None:
-    testbed.set_faults(slow=0.15)
-    first = testbed.start()
-    wait_for(lambda: any(line["path"].endswith("tokenizer.json") for line in testbed.requests()), "a start")
-    testbed.network.cable.cut("drop")
-    first.kill()  # as if the laptop were closed
-    first.communicate()
-    testbed.network.cable.repair()
-    assert "is already running (" in testbed.fetch()
-    assert testbed.is_complete()
-    assert len(list((testbed.network.home / ".qlora-fleet" / "jobs").iterdir())) == 1
-    assert sum(map(testbed.sent_bytes, SHARDS)) == sum(len(testbed.expected_files[name]) for name in SHARDS)
-
-
-def make_cache(testbed: HubTestbed, folder: Path) -> Path:
-    """Create a Hugging Face cache in the layout of the hub's client."""
-    home = folder / "hub" / f"models--{MODEL.replace('/', '--')}"
-    (home / "blobs").mkdir(parents=True)
-    (home / "refs").mkdir()
-    (home / "refs" / "main").write_text(COMMIT)
-    snapshot = home / "snapshots" / COMMIT
-    snapshot.mkdir(parents=True)
-    for path in (testbed.hub / "files").iterdir():
-        data = path.read_bytes()
-        name = hashlib.sha256(data).hexdigest() if len(data) > 100_000 else git_sha1(data)
-        (home / "blobs" / name).write_bytes(data)
-        (snapshot / path.name).symlink_to(f"../../blobs/{name}")
-    return home
-
-
-def git_sha1(data: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-
-
-def test_a_model_is_fetched_from_a_cache_and_verified(testbed: HubTestbed) -> None:
-    cache = testbed.network.folder / "a cache"
-    home = make_cache(testbed, cache)
-    blob = (home / "snapshots" / COMMIT / SHARDS[0]).resolve()
-    data = blob.read_bytes()
-    blob.write_bytes(data[:5000] + b"?" + data[5001:])
-    output = testbed.fetch("--cache", str(cache), code=4)
-    assert f"{SHARDS[0]}: " in output
-    blob.write_bytes(data)
-    # A plain file instead of a link to a blob has no digest.
-    config = home / "snapshots" / COMMIT / "config.json"
-    content = config.read_bytes()
-    config.unlink()
-    config.write_bytes(content)
-    for _ in range(2):
-        output = testbed.fetch("--cache", str(cache))
-        assert "all verified" not in output
-        assert "config.json" in output.splitlines()[-1]
-        assert testbed.is_complete()
-    assert testbed.requests() == []

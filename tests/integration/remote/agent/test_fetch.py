@@ -239,6 +239,7 @@ def test_a_model_is_fetched_from_a_cache_with_another_python_without_packages(lo
     for name, content in (("config.json", b"{}"), ("model.safetensors", weights), ("model.bin", b"pickle")):
         (home / "blobs" / hashlib.sha256(content).hexdigest()).write_bytes(content)
         (home / "snapshots" / COMMIT / name).symlink_to(f"../../blobs/{hashlib.sha256(content).hexdigest()}")
+    (home / "snapshots" / COMMIT / "LICENSE").write_text("a file instead of a link to a blob")
     agent = vm_jobs.create_agent(LocalHost(name="vm", workdir=str(local.folder / "work"), python=(python,)))
     folder = local.folder / "models" / "org--name"
     request = Fetch(model="org/name", folder=str(folder), revision=COMMIT, cache=str(local.folder / "cache"))
@@ -254,11 +255,15 @@ def test_a_model_is_fetched_from_a_cache_with_another_python_without_packages(lo
         work.start(job)
         return vm_jobs.follow(job, lambda *line: lines.append(line[2]), lambda _: None).facts
 
+    blob = (home / "snapshots" / COMMIT / "model.safetensors").resolve()
+    blob.write_bytes(weights[:-1] + b"]")
+    with pytest.raises(vm_jobs.JobFailed, match=r"^model\.safetensors: "):
+        fetch()
+    blob.write_bytes(weights)
     facts = fetch()
-    assert (facts["revision"], facts["files"], facts["fetched_bytes"]) == (COMMIT, 3, 2 + len(weights))
+    assert (facts["revision"], facts["files"], facts["without_digest"]) == (COMMIT, 4, ["LICENSE"])
     assert sorted(path.name for path in folder.iterdir()) == [
-        "SHA256SUMS",
-        *("config.json", "manifest.json", "model.safetensors"),
+        *("LICENSE", "SHA256SUMS", "config.json", "manifest.json", "model.safetensors"),
     ]
     assert fetch()["fetched_bytes"] == 0
     (folder / "model.safetensors").write_bytes(weights[:-1] + b"]")
@@ -275,7 +280,7 @@ def test_the_hubs_client_is_installed_from_a_lock_with_hashes_and_again_after_an
     def run_logged(_: JobLog, argv: list[str]) -> tuple[int, list[str]]:  # its output is the job's progress
         called.append(argv)
         (tmp_path / "hub-client").mkdir(exist_ok=True)
-        return 0, []
+        return (1, ["no index"]) if argv[-1:] == ["file:///none"] else (0, [])
 
     (tmp_path / "jobs" / "fetch-x").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "jobs" / "fetch-x")
@@ -293,3 +298,5 @@ def test_the_hubs_client_is_installed_from_a_lock_with_hashes_and_again_after_an
         assert Path("hub-client.txt").read_text() == text
         assert "--quiet" not in called[-1]
         assert called[-1][-3:] == ["--require-hashes", "--requirement", str(Path.cwd() / "hub-client.txt")]
+    with raises_agent_error("usage", r"huggingface_hub .*\(no index\); .*image\.index_url.*\(--cache\)"):
+        model_sources.python_with_hub_client(JobLog(), "file:///none", "another lock")

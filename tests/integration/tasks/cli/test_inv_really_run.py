@@ -1,7 +1,6 @@
 """Tests of `inv` as a process: output for wrong settings, and exit codes of a chain of tasks."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -90,34 +89,12 @@ def test_the_installed_program_is_up_to_date() -> None:
     assert INV.read_text().splitlines()[1:] == source.splitlines()[1:], "type `touch tasks/cli/inv && make install`"
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "prefix"),
-    [
-        ("f.yaml", "fleet: {size: x}", "f.yaml:1: fleet.size: "),
-        ("invoke.yaml", None, "invoke.yaml: "),
-        ("../home/.invoke.yaml", "a: b\n" * 100_000, "~/.invoke.yaml: "),
-    ],
-)
-def test_bad_settings_are_one_line_and_exit_2(
-    file: str, text: str | None, prefix: str, project: Path, inv: Inv
-) -> None:
-    (project / file).unlink(missing_ok=True)
-    if text is not None:
-        (project / file).write_text(text)
-    completed = inv(*(["-f", file] if file == "f.yaml" else []), "model.demo")
+def test_a_settings_file_that_is_too_long_is_one_line_and_what_reads_none_still_works(project: Path, inv: Inv) -> None:
+    (project.parent / "home" / ".invoke.yaml").write_text("a: b\n" * 100_000)
+    completed = inv("model.demo")
     assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (2, "", 1)
-    assert completed.stderr.startswith(prefix)
-
-
-def test_a_settings_path_that_is_not_a_file_is_not_read(project: Path, inv: Inv) -> None:
-    own = project.parent / "home" / ".invoke.yaml"
-    os.mkfifo(own)
-    assert re.fullmatch(r"~/\.invoke\.yaml: .*pipe.*\n", inv("settings").stderr)
-    own.unlink()
-    own.mkdir()
-    assert re.fullmatch(r"~/\.invoke\.yaml: .*folder.*\n", inv("settings").stderr)
-    own.rmdir()
-    assert inv("--list").returncode == 0, "what reads no setting works with an unusable file"
+    assert completed.stderr.startswith("~/.invoke.yaml: ")
+    assert inv("--list").returncode == 0
 
 
 def test_a_deleted_current_directory_is_one_line(project: Path) -> None:
@@ -142,12 +119,11 @@ def test_an_unreadable_current_directory_is_one_line(tmp_path: Path) -> None:
     assert "`cd`" in completed.stderr
 
 
-@pytest.mark.parametrize("command", ["runs", "report"])
-def test_a_results_folder_that_cannot_be_read_is_named(command: str, project: Path, tmp_path: Path) -> None:
+def test_a_results_folder_that_cannot_be_read_is_named(project: Path, tmp_path: Path) -> None:
     folder = tmp_path / "unreadable"
     folder.mkdir(0o000)
     environment = os.environ | {"INVOKE_RESULTS_FOLDER": str(folder)}
-    completed = run((*AS_ANY_USER, INV, command), cwd=project, env=environment, capture_output=True, text=True)
+    completed = run((*AS_ANY_USER, INV, "runs"), cwd=project, env=environment, capture_output=True, text=True)
     assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (2, "", 1)
     assert completed.stderr.startswith(str(folder))
 
