@@ -14,22 +14,8 @@ import tarfile
 from pathlib import Path
 
 SEEDS = (
-    *(
-        "base-files",
-        "apt",
-        "dpkg",
-        "bash",
-        "dash",
-        "coreutils",
-        "passwd",
-        "login",
-        "findutils",
-        "grep",
-        "sed",
-        "tar",
-        "gzip",
-    ),
-    *("hostname", "libc-bin", "base-passwd", "ca-certificates", "libgomp1", "tini"),
+    *("base-files", "apt", "dpkg", "bash", "dash", "coreutils", "passwd", "login", "findutils", "grep", "sed", "tar"),
+    *("gzip", "hostname", "libc-bin", "base-passwd", "ca-certificates", "libgomp1", "tini"),
 )
 RECORDED_ONLY = ("g++", "libpython{python}-dev")
 LEFT_OUT = re.compile(r"/usr/share/(doc|man|locale|info|lintian|bug|zoneinfo)/|/usr/lib/[^/]+/(gconv|test|pydoc_data)/")
@@ -80,13 +66,8 @@ def create(archive: Path) -> None:
             folder = tarfile.TarInfo(name)
             folder.type, folder.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
             tar.addfile(folder)
-        done = {
-            *MERGED,
-            "var/lib/dpkg/status",
-            *MASTER_FILES,
-            *EMPTY_FILES,
-            *EMPTY_FOLDERS,
-        }  # the engine rejects duplicate names
+        # The engine rejects duplicate names.
+        done = {*MERGED, "var/lib/dpkg/status", *MASTER_FILES, *EMPTY_FILES, *EMPTY_FOLDERS}
         for path in [*_files(packages), *_installed_state()]:
             archive_name = _archive_name(path)
             if archive_name not in done and os.path.lexists(path):

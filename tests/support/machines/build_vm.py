@@ -30,15 +30,13 @@ from tests.support.forked import INV_LIBRARIES, ForkServer
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.machines import base_image
 from tests.support.machines.machine import require
-from tests.support.machines.network import FAR_VM, USER, VM, Network, running_network
-from tests.support.machines.registry_proxy import RegistryProxy
+from tests.support.machines.network import USER, VM, Network, running_network
 from tests.support.paths import ROOT
 
 DOCKER = "/usr/bin/docker"  # Debian's client, which includes BuildKit; another client may precede it on PATH
 REGISTRY, NAMESPACE = "fra.ocir.io", "axtenancy"
 PLAIN_REGISTRY = "registry.example.com"  # the same registry under a name of no provider
-PROXY = "iad.ocir.io"  # the same registry, through a proxy that can alter its responses
-NAMES = (REGISTRY, PLAIN_REGISTRY, PROXY)
+NAMES = (REGISTRY, PLAIN_REGISTRY)
 OTHER_USER, OTHER_UID = "mallory", 4713  # a user of the VM who may write into every shared folder
 REGISTRY_USER = f"{NAMESPACE}/oracleidentitycloudservice/build@example.com"
 PLAIN_USER = "build"  # another user of the registry
@@ -52,16 +50,8 @@ INV_TIMEOUT_SEC = 280.0
 GROUP = 4712
 # Shell scripts that change the context as the engine's client starts, after every check of ours.
 EXCHANGES = {
-    "a file of ours, with its size and time": (
-        "f={context}/bench/machine/gpu_specs.py; touch -r $f {context}/../time; "
-        "sed s/#/@/ $f > {context}/../other; cat {context}/../other > $f; touch -r {context}/../time $f"
-    ),
-    "one more file": "touch {context}/bench/mallory.py",
-    "one more archive": "touch {context}/models/07.tar",
     "the folder": "rm -rf {context}.ours; mv {context} {context}.ours; cp -a {context}.ours {context}; "
     "echo '# mallory' >> {context}/image/selfcheck.py",
-    "the Dockerfile": "rm -rf {context}.ours; mv {context} {context}.ours; cp -a {context}.ours {context}; "
-    "echo 'RUN touch /workspace/mallory' >> {context}/image/Dockerfile",
     "bytes of the weights": "printf mallory | dd of={context}/models/00.tar bs=1 seek=5000 conv=notrunc status=none",
 }
 
@@ -207,16 +197,6 @@ class BuildVm:
         config.write_text(json.dumps(document))
         self._registry = self.vm.start("docker-registry", "serve", str(config), log="registry.log")
         self.wait_for(self._is_registry_up, "the registry")
-
-    @contextlib.contextmanager
-    def proxy(self) -> Iterator[RegistryProxy]:
-        """Run a proxy with switches in front of the registry, with the name PROXY."""
-        network, address = self.vm.network_of_this_thread, (FAR_VM, 443)
-        key, certificate = self.folder / "registry.key", self.folder / "registry.crt"
-        with RegistryProxy(
-            upstream=f"https://{VM}", listen=address, certificate=certificate, key=key, network=network
-        ) as running:
-            yield running
 
     def create_shared_folder(self, name: str) -> Path:
         """Create a folder on the VM where any user may create files, like a share with mode 1777."""
@@ -410,7 +390,7 @@ def running_build_vm() -> Iterator[BuildVm]:
         (build_vm.folder / "laptop-home").mkdir()
         _make_project(build_vm)
         _make_certificate(build_vm)
-        build_vm.vm.add_names(fra_ocir_io=VM, registry_example_com=VM, iad_ocir_io=FAR_VM)
+        build_vm.vm.add_names(fra_ocir_io=VM, registry_example_com=VM)
         build_vm.reset()
         base_image.create(build_vm.folder / "base.tar")
         build_vm.docker("import", str(build_vm.folder / "base.tar"), "standin:base")

@@ -17,13 +17,11 @@ from tests.support.machines.build_vm import (
     DOCKER,
     NAMESPACE,
     PASSWORD,
-    PROXY,
     REGISTRY,
     REGISTRY_USER,
     SECRET_MARK,
     BuildVm,
 )
-from tests.support.machines.registry_proxy import Change, Cut, FixedResponse
 
 REPOSITORY = f"{REGISTRY}/{NAMESPACE}/qlora-fleet"
 IMAGE = "qlora-fleet:tiny"
@@ -144,27 +142,6 @@ def test_a_push_completes_although_the_registry_is_killed_during_an_upload(build
     out, _ = build_vm.wait_for_exit(process, timeout_sec=250)
     assert f"{REPOSITORY}@{read_record(build_vm)['digest']} pushed in" in out
     assert read_record(build_vm)["digest"][7:] in build_vm.blobs()
-
-
-def test_transient_faults_are_retried_and_a_changed_manifest_is_refused(build_vm: BuildVm) -> None:
-    relabel(build_vm, "through a proxy")
-    settings = {"REGISTRY_IMAGE": f"{PROXY}/{NAMESPACE}/qlora-fleet:hostile"}
-    record = build_vm.project / "results" / "image.json"
-    record.unlink(missing_ok=True)
-    with build_vm.proxy() as proxy:
-        proxy.arm(FixedResponse(status=403), method="POST")
-        refused = build_vm.inv("push", code=2, **settings).stderr
-        assert f"{PROXY}: user {REGISTRY_USER} may not push to {NAMESPACE}/qlora-fleet: 403 Forbidden; " in refused
-        assert not record.exists()
-        proxy.disarm()
-        proxy.arm(Cut(after=5), method="GET", path="/manifests/", times=1)
-        proxy.arm(FixedResponse(status=503), method="PATCH", times=1)
-        done = build_vm.inv("push", **settings)
-        assert f"{PROXY}/{NAMESPACE}/qlora-fleet@{read_record(build_vm)['digest']} pushed in" in done.stdout
-        proxy.arm(Change(at=40), method="GET", path="/manifests/sha256:")
-        done = build_vm.inv("push", code=4, **settings)
-        assert f"{NAMESPACE}/qlora-fleet" in done.stderr
-        assert "sha256:" in done.stderr
 
 
 def test_the_password_appears_nowhere(build_vm: BuildVm) -> None:

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.machines.build_vm import EXCHANGES, MODEL, OTHER_UID, OTHER_USER, BuildVm
-from tests.support.thorough import only_thorough
 
 pytestmark = pytest.mark.timeout(600)
-ALWAYS = ("the folder", "bytes of the weights")
 PLANTED = {
     "a folder with a link to valuable files": "mkdir -m 777 '{ours}'; ln -s '{outside}' '{ours}/context'",
     "a link to valuable files": "ln -s '{outside}' '{ours}'",
@@ -78,10 +76,7 @@ def test_our_folders_on_the_vm_are_private_with_any_umask_and_existing_ones_are_
         home.chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    "exchange",
-    [pytest.param(name, marks=() if name in ALWAYS else only_thorough) for name in EXCHANGES],
-)
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_an_image_of_other_files_than_were_sent_is_not_built(build_vm: BuildVm, exchange: str) -> None:
     folder = Path(build_vm.tmpdir, "qlora-fleet", "models", MODEL.replace("/", "--"))
     if not folder.exists():

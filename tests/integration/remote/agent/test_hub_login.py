@@ -8,22 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machines.registry_proxy import Endless, FixedResponse, Redirect, RegistryProxy, Stall
+from tests.support.machines.registry_proxy import Endless, Redirect, RegistryProxy, Stall
 
 TOKEN = "hf_operator_token"
 
 
 @pytest.fixture
 def proxy() -> Iterator[RegistryProxy]:
-    with RegistryProxy(upstream="http://127.0.0.1:9") as running:
+    with RegistryProxy() as running:
         yield running
 
 
-@pytest.fixture
-def other_server() -> Iterator[RegistryProxy]:
-    with RegistryProxy(upstream="http://127.0.0.1:9") as running:
-        running.arm(FixedResponse(status=404))
-        yield running
+other_server = proxy  # a second instance
 
 
 def test_the_token_for_a_hub_on_this_machine_bypasses_the_proxy(
@@ -31,7 +27,6 @@ def test_the_token_for_a_hub_on_this_machine_bypasses_the_proxy(
 ) -> None:
     pytest.importorskip("huggingface_hub")
     monkeypatch.setenv("http_proxy", f"http://{other_server.host}")
-    proxy.arm(FixedResponse(status=404))
     run_requests(proxy, tmp_path, {"verb": "list", "revision": "main"})
     assert [path.partition("?")[0] for _, path, _ in proxy.requests] == ["/api/models/org/name/revision/main"]
     assert other_server.requests == []

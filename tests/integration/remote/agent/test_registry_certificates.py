@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from remote.agent.shared import registry_api
 from remote.agent.shared.registry_api import Registry
 from tests.support.machines.failures import raises_agent_error
-from tests.support.machines.registry_proxy import FixedResponse, RegistryProxy
+from tests.support.machines.registry_proxy import RegistryProxy
 
 HOST = "registry.example.com"
 
@@ -63,8 +63,7 @@ def test_only_a_trusted_certificate_of_this_host_is_accepted_and_waiting_is_neve
 
     monkeypatch.setattr(registry_api, "CERTIFICATES_FOLDER", tmp_path / "certs.d")
     monkeypatch.setattr(ssl, "create_default_context", create_strict_context)
-    with RegistryProxy(upstream="http://127.0.0.1:9", certificate=certificate, key=key) as proxy:
-        proxy.arm(FixedResponse(status=404))
+    with RegistryProxy(certificate=certificate, key=key) as proxy:
         monkeypatch.setattr(socket, "getaddrinfo", look_up_here)
         host = f"{HOST}:{proxy.server_address[1]}"
         if is_trusted:

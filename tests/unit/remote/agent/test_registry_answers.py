@@ -1,5 +1,4 @@
-"""Faulty responses of a registry or of a proxy: real HTTP on this machine, through a proxy with switches
-(tests/support/machines/registry_proxy.py).
+"""Faulty responses of a registry or of a proxy: real HTTP on this machine (tests/support/machines/registry_proxy.py).
 
 Not covered: TLS, and the engine's own requests; tests/system covers them.
 """
@@ -18,7 +17,6 @@ from remote.agent.shared import registry_api as registries
 from remote.agent.shared.registry_api import Registry
 from tests.support.cases import Case, load_cases
 from tests.support.machines.failures import raises_agent_error
-from tests.support.machines.http_stubs import StubHandler, StubServer
 from tests.support.machines.registry_proxy import (
     Change,
     Cut,
@@ -37,28 +35,16 @@ DIGEST = f"sha256:{hashlib.sha256(MANIFEST).hexdigest()}"
 BASIC_CHALLENGE = FixedResponse(status=401, headers={"WWW-Authenticate": 'Basic realm="x"'})
 
 
-class OneManifest(StubHandler):
-    """A registry that returns one manifest for every name, and accepts uploads."""
-
-    def do_GET(self) -> None:
-        self.reply(200, MANIFEST)
-
-    def do_POST(self) -> None:
-        self.reply(202, headers={"Location": "/v2/ns/repo/blobs/uploads/one"})
-
-    def do_DELETE(self) -> None:
-        self.reply(204)
-
-
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[str]:
-    with StubServer(OneManifest) as running:
-        yield f"http://{running.host}"
+def one_manifest(method: str, _path: str) -> FixedResponse:
+    """Answer as a registry that returns one manifest for every name, and accepts uploads."""
+    upload = FixedResponse(status=202, headers={"Location": "/v2/ns/repo/blobs/uploads/one"})
+    answers = {"POST": upload, "DELETE": FixedResponse(status=204)}
+    return answers.get(method, FixedResponse(status=200, body=MANIFEST))
 
 
 @pytest.fixture
-def proxy(upstream: str) -> Iterator[RegistryProxy]:
-    with RegistryProxy(upstream=upstream) as running:
+def proxy() -> Iterator[RegistryProxy]:
+    with RegistryProxy(answer=one_manifest) as running:
         yield running
 
 
