@@ -110,13 +110,13 @@ def assemble(job_log: JobLog, job: dict[str, Any]) -> dict[str, str]:
     record = known["archives"] if isinstance(known, dict) and known.get("context") == str(context) else {}
     record = record if isinstance(record, dict) else {}
     for path, entries in archives.items():
-        stamps = [[entry["place"], entry["sha256"], *_file_stamp(Path(entry["source"]))] for entry in entries]
-        if _is_packed(job_log, path, record.get(path.name), stamps):
+        content = [[entry["place"], entry["sha256"]] for entry in entries]
+        if _is_packed(job_log, path, record.get(path.name), content):
             continue
         job_log.add(f"packing {path.name}: {', '.join(entry['place'] for entry in entries)}", "packing")
         record.pop(path.name, None)
         write_json(record_file, {"context": str(context), "archives": record})
-        record[path.name] = [*_write_archive(path, entries), stamps]
+        record[path.name] = [*_write_archive(path, entries), content]
         write_json(record_file, {"context": str(context), "archives": record})
     code_folder = Path(job["code_folder"])
     for old in code_folder.parent.iterdir():
@@ -162,24 +162,15 @@ def _empty_context(context: Path, archives: Collection[Path]) -> None:
             path.rmdir()
 
 
-def _is_packed(job_log: JobLog, path: Path, known: Any, stamps: list[Any]) -> bool:
-    """Return True if the archive was packed from these files and its digest is unchanged."""
-    if not path.is_file() or not isinstance(known, list) or len(known) != 3 or known[2] != stamps:
+def _is_packed(job_log: JobLog, path: Path, known: Any, content: list[Any]) -> bool:
+    """Return True if the archive was packed with this verified content and its digest is unchanged."""
+    if not path.is_file() or not isinstance(known, list) or len(known) != 3 or known[2] != content:
         return False
     job_log.add(f"verifying {path.name}: {known[0] / 1e9:.2f} GB", "verifying")
     if list(hash_file(path)) == known[:2]:
         return True
     job_log.add(f"{path}: changed since it was packed; packing it again")
     return False
-
-
-def _file_stamp(source: Path) -> list[int]:
-    """Return inode, size and modification time, which change if the file is replaced."""
-    try:
-        status = source.stat()
-    except FileNotFoundError as error:
-        raise VmAgentError("refused", f"{source}: not found", remedy="fetch it again with `inv model.fetch`") from error
-    return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
 def _link_or_copy(source: Path, path: Path) -> None:

@@ -86,6 +86,13 @@ def test_a_build_that_was_stopped_or_whose_engine_was_killed_can_be_tried_again(
 def test_weights_have_their_own_layers_which_an_edit_and_a_complete_rebuild_do_not_change(build_vm: BuildVm) -> None:
     folder = build_vm.put_model()
     flags = build_vm.model_flags(MODEL)
+    shard = folder / "model-00002-of-00002.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    done = build_vm.inv(*flags, "build", code=4)
+    assert f"{shard}: its sha256 " in done.stderr
+    assert "`inv model.fetch`" in done.stderr
+    shard.write_bytes(content)
     build_vm.inv(*flags, "build")
     before = build_vm.layers(IMAGE)
     history = build_vm.docker(
@@ -100,14 +107,6 @@ def test_weights_have_their_own_layers_which_an_edit_and_a_complete_rebuild_do_n
     rebuilt = build_vm.layers(IMAGE)
     assert rebuilt[2:21] == before[2:21]
     assert rebuilt[-1] != before[-1]
-    shard = folder / "model-00002-of-00002.safetensors"
-    content = shard.read_bytes()
-    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    build_vm.edit_bench("a flipped byte")
-    done = build_vm.inv(*flags, "build", code=4)
-    assert f"{shard}: its sha256 " in done.stderr
-    assert "`inv model.fetch`" in done.stderr
-    shard.write_bytes(content)
 
 
 def test_a_failed_step_is_reported_by_its_last_output_line_and_its_log_is_copied(build_vm: BuildVm) -> None:
