@@ -55,6 +55,10 @@ class Client:
     program: str = "docker"
     address: str | None = None
 
+    def to_job(self) -> dict[str, Any]:
+        """Return the fields of a job's request that its programs need to run the client."""
+        return {"docker": [self.program], "environment": self.environment}
+
     @property
     def environment(self) -> dict[str, str]:
         # 18.09 to 22.06 build without BuildKit by default; newer clients add an attestation to every build.

@@ -32,13 +32,7 @@ def save_archive(context: Context, path: str, *, dry_run: bool = False) -> Comma
         def prepare(_: Agent) -> None:
             _check_free_space(host, image.size, path, data_root)
 
-        request = {
-            "docker": [client.program],
-            "environment": client.environment,
-            "path": path,
-            "image": name,
-            "image_id": image.image_id,
-        }
+        request = {**client.to_job(), "path": path, "image": name, "image_id": image.image_id}
         outcome = vm_work.run(host, vm_work.plan_work(settings, command, "archive", path, request), prepare)
     facts = outcome.facts
     compressor = facts["compressor"]

@@ -65,10 +65,8 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
 
 def plan_push(settings: Settings, target: Reference, user: str, image: EngineImage, command: str) -> VmWork:
     """Plan the job that pushes `image`, without the login."""
-    client = engine_client(settings)
     document = {
-        "docker": [client.program],
-        "environment": client.environment,
+        **engine_client(settings).to_job(),
         "image_id": image.image_id,
         "host": target.host,
         "path": target.path,
