@@ -24,7 +24,7 @@ import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from tests.support.forked import INV_LIBRARIES, ForkServer
 from tests.support.hosts.local_fleet import wait_for
@@ -93,7 +93,6 @@ class BuildVm:
     def repair(self) -> None:
         """Undo every fault; running commands continue."""
         self.network.cable.repair()
-        self.set_password(PASSWORD)
         self.write_password_file(PASSWORD)
         self.set_docker_group(USER)
         if self._engine is None or self._engine.poll() is not None:
@@ -106,15 +105,11 @@ class BuildVm:
 
         `settings` are INVOKE_... variables without their prefix.
         """
-        done = self.inv_unchecked(*arguments, **settings)
+        environment = self._environment(settings)
+        done = self._server.inv(*arguments, cwd=self.project, env=environment, timeout_sec=INV_TIMEOUT_SEC)
         assert done.returncode == code, f"inv {arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
         return done
-
-    def inv_unchecked(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-        """Run `inv ...` on the laptop, whatever its exit code."""
-        environment = self._environment(settings)
-        return self._server.inv(*arguments, cwd=self.project, env=environment, timeout_sec=INV_TIMEOUT_SEC)
 
     def inv_refused(self, *arguments: str, code: int = 2, **settings: str) -> str:
         """Run a command that prints one line to standard error and nothing else. Returns that line."""
@@ -141,16 +136,9 @@ class BuildVm:
             self.wait_for(lambda: self.vm.run("kill", "-0", pids[0], check=False).returncode != 0, "its end")
         self.vm.run("umount", "--lazy", "/var/lib/qlora-fleet-engine", check=False)
 
-    def start_inv(
-        self,
-        *arguments: str,
-        stdout: IO[str] | int = subprocess.PIPE,
-        stderr: IO[str] | int = subprocess.PIPE,
-        **settings: str,
-    ) -> subprocess.Popen[str]:
+    def start_inv(self, *arguments: str, **settings: str) -> subprocess.Popen[str]:
         """Start `inv ...` on the laptop without waiting for it."""
-        environment = self._environment(settings)
-        process = self._server.start_inv(*arguments, cwd=self.project, env=environment, stdout=stdout, stderr=stderr)
+        process = self._server.start_inv(*arguments, cwd=self.project, env=self._environment(settings))
         self._processes.append(process)
         return process
 
@@ -237,13 +225,6 @@ class BuildVm:
 
     def registry_log(self) -> str:
         return (self.vm.folder / "registry.log").read_text(errors="replace")
-
-    def set_password(self, password: str) -> None:
-        """Set the password that the registry accepts."""
-        import bcrypt
-
-        hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
-        (self.folder / "htpasswd").write_text(f"{REGISTRY_USER}:{hashed}\n{PLAIN_USER}:{hashed}\n")
 
     def write_password_file(self, password: str) -> None:
         self.password_file.touch(mode=0o600)
@@ -390,6 +371,7 @@ def running_build_vm() -> Iterator[BuildVm]:
         (build_vm.folder / "laptop-home").mkdir()
         _make_project(build_vm)
         _make_certificate(build_vm)
+        _write_password_hashes(build_vm.folder / "htpasswd")
         build_vm.vm.add_names(fra_ocir_io=VM, registry_example_com=VM)
         build_vm.reset()
         base_image.create(build_vm.folder / "base.tar")
@@ -437,6 +419,14 @@ def make_wheel(folder: Path) -> str:
         for name, content in {**files, f"{info}/RECORD": f"{record}{info}/RECORD,,\n".encode()}.items():
             archive.writestr(name, content)
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _write_password_hashes(path: Path) -> None:
+    """Write the registry's users and their password."""
+    import bcrypt
+
+    hashed = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
+    path.write_text(f"{REGISTRY_USER}:{hashed}\n{PLAIN_USER}:{hashed}\n")
 
 
 def _make_certificate(build_vm: BuildVm) -> None:
