@@ -90,28 +90,24 @@ class CheckContext:
         is_used = self.settings.connector.is_cluster or section.context or section.kubeconfig or section.image
         if not is_used and not self.only & {"cluster", "nodes", "pods"}:
             raise Skipped("fleet.kind is local and cluster.context null; --only cluster,nodes,pods checks it anyway")
-        target = resolve_target(self.settings)
-        with translate_cluster_errors():
-            cluster = Cluster(target, known_provider(self.settings))
+        cluster = Cluster(resolve_target(self.settings), known_provider(self.settings))
         self._exit_stack.callback(cluster.close)
         return cluster
 
     def _version(self) -> tuple[str, float | None]:
-        with translate_cluster_errors():
-            return self.cluster.get_or_raise().version()
+        return self.cluster.get_or_raise().version()
 
     @contextlib.contextmanager
     def open_cluster(self) -> Iterator[Cluster]:
-        """Yield the cluster, whose errors become task errors. Raises Skipped if it does not answer.
+        """Yield the cluster. Raises Skipped if it does not answer.
 
         Also for what this account may not read: the check of its rights says whether they are enough.
         """
         self.version.get_or_skip()
-        with translate_cluster_errors():
-            try:
-                yield self.cluster.get_or_skip()
-            except Forbidden as error:
-                raise Skipped(error.problem) from error
+        try:
+            yield self.cluster.get_or_skip()
+        except Forbidden as error:
+            raise Skipped(error.problem) from error
 
     def _nodes(self) -> list[NodeReport]:
         try:
@@ -137,25 +133,14 @@ class CheckContext:
         return self.on_vm(observe)
 
     def on_vm(self, function: Callable[[Host], R]) -> R:
-        """Call `function` with the build VM; its errors become task errors. Raises Skipped if no VM is used."""
-        host = self.vm.get_or_raise()
-        with translate_vm_errors():
-            return function(host)
+        """Call `function` with the build VM. Raises Skipped if no VM is used."""
+        return function(self.vm.get_or_raise())
 
     def tmpdir(self, host: Host) -> str:
         """Return the folder for large files on the VM; our folder in it is private or missing. Raises HostError."""
         tmp = resolve_tmpdir(self.settings, host, None)
         vm_jobs.claim(host, vm_jobs.workdir_path(tmp), create=False)
         return tmp
-
-
-@contextlib.contextmanager
-def translate_vm_errors() -> Iterator[None]:
-    """Turn errors of the build VM into task errors."""
-    try:
-        yield
-    except HostError as error:
-        raise to_task_error(error, "inv doctor") from error
 
 
 CheckFunction = Callable[[CheckContext], CheckResult | Sequence[CheckResult]]
@@ -217,15 +202,16 @@ def run_checks(
 def run_check(check: Check, context: CheckContext) -> list[CheckResult]:
     """Run a check and return its results; every error becomes a result."""
     try:
-        with translate_vm_errors():
+        with translate_cluster_errors():
             results = check.run(context)
     except Skipped as reason:
         return [CheckResult(status=CheckStatus.SKIP, message=str(reason))]
-    except TaskFailed as error:
-        return [from_error(error, is_transient=isinstance(error, RetryableError))]
+    except (TaskFailed, HostError) as error:
+        failure = to_task_error(error, "inv doctor") if isinstance(error, HostError) else error
+        return [from_error(failure, is_transient=isinstance(failure, RetryableError))]
     except TimeoutError:
         return [_timeout_result(TIMEOUT_SEC)]
-    except (OSError, HostError) as error:
+    except OSError as error:
         return [from_error(error)]
     except Exception as error:  # noqa: BLE001 - a bug in one check must not hide the results of the others
         message = f"the check itself failed: {type(error).__name__}: {error}"

@@ -12,7 +12,7 @@ from remote.cluster.quantities import parse_quantity
 from remote.hosts.local_program import CannotStart, run_program
 from remote.hosts.pods.kubectl import not_installed_error
 from reports import formatting
-from tasks.clients.target_cluster import place_pods, translate_cluster_errors
+from tasks.clients.target_cluster import place_pods
 from tasks.cluster.checks import (
     EXEC_PERMISSIONS,
     NO_CONTROLLER,
@@ -91,8 +91,7 @@ def kubectl(context: CheckContext) -> CheckResult:
         )
         client = str(schema.parse_object(completed.stdout)["clientVersion"]["gitVersion"])
     except CannotStart as error:
-        with translate_cluster_errors():
-            raise not_installed_error(error) from error
+        raise not_installed_error(error) from error
     except (ValueError, KeyError, TypeError):
         return passed("installed, version unknown")
     server = context.version.get_or_skip()[0]
