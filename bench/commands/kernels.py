@@ -20,9 +20,7 @@ from bench.data.inputs import InputError
 from bench.data.model_folder import read_config
 from bench.data.trial_inputs import unsupported_model
 from bench.kernels import adamw8, nf4
-from bench.kernels.int8 import matmul
-from bench.kernels.triton_compat import gpu_properties
-from bench.qlora.recipes.fast import FastModel, product_shapes, unsupported_software
+from bench.qlora.recipes.fast import FastModel, unsupported_software
 from bench.qlora.step import add_lora
 from bench.records import Trial, choose, suite
 from bench.torch_stack import Stack
@@ -75,7 +73,7 @@ def _variants(trial: Trial) -> Iterator[Trial]:
 
 
 def _run(stack: Stack, trial: Trial) -> None:
-    """Run a packed row forward and backward with each set of tiles, and an evaluation."""
+    """Run a packed row forward and backward, and an evaluation."""
     base = _base(stack, Path(trial.model))
     peft_model = add_lora(stack, trial, base)
     for name, module in base.model.layers.named_modules():
@@ -84,12 +82,8 @@ def _run(stack: Stack, trial: Trial) -> None:
     model = FastModel(peft_model, base, trial)
     ids = _meta(1, ROW_TOKENS, dtype=torch.int64)
     rows = [(ids, ids, ids, _meta(samples + 1, dtype=torch.int32)) for samples in ROW_SAMPLES]
-    shapes = product_shapes(base, trial)
-    for tiles in matmul.candidates(gpu_properties(ids.device)[0]).values() if trial.matmul == "int8" else (None,):
-        matmul.select_tiles({} if tiles is None else dict.fromkeys(shapes, tiles))
-        for row in rows:
-            model(*row).loss.backward()
-    matmul.select_tiles({})
+    for row in rows:
+        model(*row).loss.backward()
     model.eval()
     for row in rows:
         model.token_losses(*row)

@@ -23,12 +23,6 @@ def _exact_float32() -> Iterator[None]:
     torch.set_float32_matmul_precision("highest")
 
 
-@pytest.fixture(autouse=True)
-def _default_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the tests from measuring tiles and from the user's cache."""
-    monkeypatch.setenv("QLORA_FLEET_TILES", "default")
-
-
 @pytest.fixture(scope="session")
 def gpus() -> int:
     """The number of GPUs, counted by another process: a context in this one would keep memory."""

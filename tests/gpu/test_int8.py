@@ -16,7 +16,6 @@ triton = pytest.importorskip("triton")
 from bench.kernels import lora, nf4, norm, swiglu  # noqa: E402 - after the skips
 from bench.kernels.int8 import matmul, row_quant, weight_quant  # noqa: E402
 from bench.kernels.int8 import swiglu as int8_swiglu  # noqa: E402
-from bench.qlora.recipes import int8  # noqa: E402
 from tests.support.gpu import on_gpu, relative_error  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -100,55 +99,6 @@ def test_a_product_with_all_side_inputs(tokens, height, width, tiles):
                     reference = row_quant.quantize_blocks_reference(expected, torch.bfloat16)
                     assert relative_error(blocks.scales, reference.scales) < 1e-4
                     assert int((blocks.values.int() - reference.values.int()).abs().max()) <= 1
-
-
-@on_gpu
-@pytest.mark.parametrize("candidates", [matmul.HOPPER_CANDIDATES, matmul.AMPERE_CANDIDATES], ids=["hopper", "ampere"])
-@pytest.mark.parametrize(("tokens", "height", "width"), [*SHAPES, (300, 384, 1536)])
-def test_the_candidates_of_tiles_give_equal_bits(tokens, height, width, candidates):
-    if candidates is matmul.HOPPER_CANDIDATES and torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("these tiles need the copy engine of compute capability 9.0")
-    scales, columns, rank = torch.rand(height, device="cuda") + 0.5, outliers(width), 24
-    a = row_quant.quantize_rows(random(tokens, width), columns=columns)
-    values = torch.randint(-127, 128, (height, width), dtype=torch.int8, device="cuda")
-    side_inputs = matmul.SideInputs(
-        outlier_weights=None if a.outliers is None else random(height, a.outliers.shape[1]),
-        u=random(tokens, 2 * rank), work_b=random(height, rank), rank=rank,
-        columns=(slice(0, height // 3), slice(height // 2, height)),
-    )  # fmt: skip
-    for right in (row_quant.QuantizedRows(values=values), row_quant.QuantizedRows(values=values, scales=scales)):
-        for extra in (matmul.NO_SIDE_INPUTS, side_inputs):
-            arguments = a, right, extra
-            first, *others = [
-                matmul.product(*arguments, dtype=torch.bfloat16, tiles=tiles) for tiles in candidates.values()
-            ]
-            assert all(torch.equal(first, other) for other in others)
-            if height % row_quant.BLOCK == 0:
-                first, *others = [
-                    matmul.product_as_blocks(*arguments, dtype=torch.bfloat16, tiles=tiles)
-                    for tiles in candidates.values()
-                ]
-                assert all(torch.equal(first.values, other.values) for other in others)
-                assert all(torch.equal(first.scales, other.scales) for other in others)
-
-
-@on_gpu
-def test_tiles_are_measured_once_and_change_no_random_number(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(int8.VARIABLE, raising=False)
-    device, shapes = torch.device("cuda", 0), [(1536, 512), (512, 1536)]
-    state = torch.cuda.get_rng_state()
-    try:
-        first = int8.use_best_tiles(torch, device, shapes, 256)
-        assert torch.equal(torch.cuda.get_rng_state(), state)
-        selected = dict(matmul._selected)
-        second = int8.use_best_tiles(torch, device, shapes, 256)
-        assert matmul._selected == selected
-    finally:
-        matmul.select_tiles({})
-    if len(matmul.candidates(torch.cuda.get_device_capability())) > 1:
-        assert set(selected) == set(shapes)
-        assert ("measured" in first, "file" in second) == (True, True)
 
 
 @on_gpu

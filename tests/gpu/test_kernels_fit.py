@@ -171,12 +171,12 @@ def launch_products(capability: tuple[int, int], hidden: int, inner: int, **_: A
             columns=(slice(0, third), slice(third, 2 * third), slice(2 * third, height)),
         )  # fmt: skip
         outliers_only = matmul.SideInputs(outlier_weights=meta(height, count))
-        for tiles in matmul.candidates(capability).values():
-            matmul.product(plain, row_quant.QuantizedRows(values=int8(height, width)), dtype=BF16, tiles=tiles)
-            for each in (side_inputs, outliers_only):
-                matmul.product(a, with_scales, each, dtype=BF16, tiles=tiles)
-                if height % row_quant.BLOCK == 0:
-                    matmul.product_as_blocks(a, with_scales, each, dtype=BF16, tiles=tiles)
+        tiles = matmul.tiles_for(capability)
+        matmul.product(plain, row_quant.QuantizedRows(values=int8(height, width)), dtype=BF16, tiles=tiles)
+        for each in (side_inputs, outliers_only):
+            matmul.product(a, with_scales, each, dtype=BF16, tiles=tiles)
+            if height % row_quant.BLOCK == 0:
+                matmul.product_as_blocks(a, with_scales, each, dtype=BF16, tiles=tiles)
 
 
 LAUNCHES: tuple[Callable[..., None], ...] = (

@@ -15,8 +15,7 @@ One H200, T = 4096, microseconds for the forward products of a layer of the 7B s
 row, whose three bits of mantissa cost more quality than these seven. Outlier columns and adapters add 2 to 10 %.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,11 +70,7 @@ HOPPER = Tiles(tokens=128, inner=128, warps=4, stages=3, tma=True, persistent_pr
 # Two programs share an A10's multiprocessor. In sm_86 code on one H100 a whole INT8 step took 0.217 s with these tiles,
 # 0.218 s with four stages and 0.281 s with eight warps. Eight warps spill no registers; four spill in the epilogue.
 AMPERE = Tiles(tokens=128, inner=64, warps=4, stages=3, tma=False)
-# Tiles to be timed on the GPU itself, by name; the first is the default. The result does not depend on them.
-AMPERE_CANDIDATES = {"w4s3": AMPERE, "w4s4": replace(AMPERE, stages=4), "w8s3": replace(AMPERE, warps=8)}
-HOPPER_CANDIDATES = {"w4s3": HOPPER, "w4s5": replace(HOPPER, inner=64, stages=5)}
 NO_SIDE_INPUTS = SideInputs()
-_selected: dict[tuple[int, int], Tiles] = {}  # by the shape (N, K) of the right side
 
 
 def product(
@@ -116,7 +111,7 @@ def _launch(
     tokens, inner = a.values.shape
     width = len(b.values)
     capability, processors = gpu_properties(y.device)
-    tiles = tiles or _selected.get((width, inner)) or tiles_for(capability)
+    tiles = tiles or tiles_for(capability)
     grid = ceil_div(tokens, tiles.tokens) * ceil_div(width, BLOCK)
     programs = min(grid, tiles.persistent_programs * processors) if tiles.persistent_programs else grid
     left, right = a.values, b.values
@@ -141,19 +136,6 @@ def _launch(
 def tiles_for(capability: tuple[int, int]) -> Tiles:
     """Return the default tiles for a GPU of this compute capability."""
     return AMPERE if capability < triton_compat.HOPPER else HOPPER
-
-
-def candidates(capability: tuple[int, int]) -> dict[str, Tiles]:
-    """Return the tiles among which a GPU may choose; only the default for one on which the others were not compiled."""
-    if capability < triton_compat.HOPPER:
-        return AMPERE_CANDIDATES
-    return HOPPER_CANDIDATES if capability == triton_compat.HOPPER else {"w4s3": HOPPER}
-
-
-def select_tiles(by_shape: Mapping[tuple[int, int], Tiles]) -> None:
-    """Replace the default tiles of products whose right side has one of these shapes (N, K), in this process."""
-    _selected.clear()
-    _selected.update(by_shape)
 
 
 def column_edges(columns: tuple[slice, ...]) -> tuple[int, ...]:

@@ -96,9 +96,6 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
         reason = int8.unsupported_reason(stack.torch, placement, _shapes(base))
         if reason is None:
             notes = (f"matmul {trial.matmul}",)
-            if placement.is_cuda:
-                tokens = trial.micro_batch_size * trial.max_seq_len
-                notes += (int8.use_best_tiles(torch, placement.device, product_shapes(base, trial), tokens),)
         else:
             notes = flags = (f"matmul bf16 ({trial.matmul} is not supported: {reason})",)
             trial = dataclasses.replace(trial, matmul="bf16")
@@ -120,15 +117,6 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
 def _shapes(base: Any) -> list[tuple[int, int]]:
     """Return the shapes of a layer's weights."""
     return [nf4.from_bitsandbytes(linear.weight).shape for _, linear, _ in _linears(base)]
-
-
-def product_shapes(base: Any, trial: Trial) -> list[tuple[int, int]]:
-    """Return the shapes (N, K) of the joined weights that are multiplied in 8 bits, and of the transposed ones."""
-    architecture, geometry = find(base.config.to_dict()), _geometry(base)
-    products = filter(None, map(architecture.product, PRODUCT_INPUTS))
-    joined = [[layer.shape(geometry) for layer in layers] for layers in products]
-    shapes = [(sum(rows for _, rows in layers), layers[0][0]) for layers in joined]
-    return (shapes if trial.matmul == "int8" else []) + [(columns, rows) for rows, columns in shapes]
 
 
 class FastModel(torch.nn.Module):
