@@ -58,6 +58,10 @@ class WorkerGone(RuntimeError):
 
     reason_code = ReasonCode.RANK_LOST
 
+    def __init__(self, message: str, reason_code: ReasonCode | None = None) -> None:
+        super().__init__(message)
+        self.reason_code = reason_code or self.reason_code
+
 
 class GpuFault(WorkerGone):
     """A fault of a GPU, found by its wrong results or reported by its driver."""

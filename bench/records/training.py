@@ -415,7 +415,6 @@ class TrainingRecord(Checksummed):
     fingerprint: dict[str, Any] = field(default_factory=dict)
     reason_code: ReasonCode | None = None
     remedy: str | None = None
-    chat_template_sha256: str | None = None
     score: TrainingScore | None = None
     time: TrainingTime | None = None
     end_ids: list[int] = field(default_factory=list)

@@ -30,7 +30,7 @@ REDUCE_SIZE_COUNT = {"gpu": 5, "tiny": 3}
 def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     """Run the ranks and add their steps and measurements to the record.
 
-    Raises RankFailed, RankGone and RankOutOfMemory with the rank's number, and InputError, also for a rank's input.
+    Raises RankFailed, WorkerGone and RankOutOfMemory with the rank's number, and InputError, also for a rank's input.
     """
     trial, (_, data_facts, _) = record.trial, inputs
     if data_facts.samples < trial.world_size:

@@ -7,6 +7,7 @@ The model card, README.md of a merged model, has data, settings, results and che
 of files and models are untrusted: they are escaped, and the front matter has only JSON strings.
 """
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -120,10 +121,12 @@ def render_card(trained: TrainedAdapter, check: AdapterCheck | None, base: str) 
     front_matter = {"base_model": model, "library_name": "transformers", "tags": ["lora", "qlora-fleet"]}
     warnings = [] if check is None else [hidden_change_warning(check, form) for form in check.forms]
     settings = {name: getattr(trial, name) for name in SHOWN_SETTINGS}
-    if trial.training is not None and trial.training.data.system is not None:
-        settings["system"] = trial.training.data.system
-    if record.chat_template_sha256 is not None:
-        settings["chat_template"] = f"the training's own, sha256 {record.chat_template_sha256}"
+    data = trial.reading
+    if data.system is not None:
+        settings["system"] = data.system
+    if data.chat_template is not None:
+        digest = hashlib.sha256(data.chat_template.encode()).hexdigest()
+        settings["chat_template"] = f"the training's own, sha256 {digest}"
     tables = {
         "Results": [*_results(trained), *(("check", warning) for warning in warnings if warning is not None)],
         "Data, by sha256": list(trained.data_sha256s.items()),

@@ -8,7 +8,6 @@ On several machines, the first one does this; the others only run their share of
 """
 
 import dataclasses
-import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -59,6 +58,12 @@ class RankSpec:
     out: str
     model_sha256: str
     data_sha256: str
+
+    @classmethod
+    def of(cls, request: Request, folder: Path, model: str, data: str, *, resume: str | None = None) -> "RankSpec":
+        """Make the spec of an attempt whose checkpoints are in `folder`, from the digests of model and data."""
+        out, checkpoints = str(request.out.resolve()), str(folder.resolve())
+        return cls(checkpoints=checkpoints, resume=resume, out=out, model_sha256=model, data_sha256=data)
 
     def to_text(self) -> str:
         return json.dumps(schema.to_json(self))
@@ -186,7 +191,6 @@ class TrainingLog:
             adapter_step=adapter.get("step"),
             adapter_sha256=adapter.get("sha256"),
             adapter_files=adapter.get("files", {}),
-            chat_template_sha256=_template_digest(record.trial),
             end_ids=self._end_ids,
             derived=self._derived,
             communication_measured_percent=reported.get("communication_measured_percent"),
@@ -197,18 +201,12 @@ class TrainingLog:
         ).write(record.request.out)
 
 
-def _template_digest(trial: Trial) -> str | None:
-    """Return the sha256 of train.chat_template; None for the model's own template."""
-    template = training_set.training_of(trial).data.chat_template
-    return None if template is None else hashlib.sha256(template.encode()).hexdigest()
-
-
 def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     """Train from the newest checkpoint to the end, or until stopped.
 
     Raises Stopped after writing a checkpoint; WorkerGone if a rank was killed, hangs, or its machine is lost;
     RankFailed and RankOutOfMemory with the rank's number; InputError; InputRejected if all checkpoints are broken or
-    another attempt of this machine writes to their folder, FolderInUse for one of another machine.
+    another attempt of this machine writes to their folder, another machine's attempt is WorkerGone.
     """
     folder = _checkpoint_folder(record.request)
     lock = FolderLock(folder, record.request.attempt, record.log)
@@ -251,7 +249,7 @@ def _lead(launcher: RankLauncher, ranks: Ranks, record: Record, inputs: Inputs, 
     if resume_point is None and training.init_adapter is not None:
         resume.verify_init_adapter(training.init_adapter, training.init_sha256)
     newest = None if resume_point is None else str(resume_point.path.resolve())
-    spec = _rank_spec(record.request, folder, inputs[0].sha256, data.sha256, newest=newest)
+    spec = RankSpec.of(record.request, folder, inputs[0].sha256, data.sha256, resume=newest)
     training_log = TrainingLog(record, folder, resume_point, report, data, derived)
 
     def finish(outcome: Outcome) -> None:
@@ -295,7 +293,7 @@ def follow(request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) 
         first = FirstAttempt.read(folder)  # the first machine's, if the folder is shared
         fitted = fit_training(trial, sized_config) if first is None else first.fitted
         data, derived, _ = derive(trial, folder / EXAMPLES_FOLDER, fitted)
-        spec = _rank_spec(request, folder, inputs[0].sha256, data.sha256)
+        spec = RankSpec.of(request, folder, inputs[0].sha256, data.sha256)
         return {TRIAL_FILE: trial.with_derived(derived).to_text(), SPEC_FILE: spec.to_text()}
 
     return _make_launcher(trial, stops, nodes).follow(lambda: check_inputs(trial), prepare)
@@ -334,15 +332,3 @@ def _checkpoint_folder(request: Request) -> Path:
             remedy="make it writable, or use another folder",
         ) from error
     return request.checkpoints
-
-
-def _rank_spec(
-    request: Request, folder: Path, model_sha256: str, data_sha256: str, *, newest: str | None = None
-) -> RankSpec:
-    return RankSpec(
-        checkpoints=str(folder.resolve()),
-        resume=newest,
-        out=str(request.out.resolve()),
-        model_sha256=model_sha256,
-        data_sha256=data_sha256,
-    )

@@ -42,19 +42,13 @@ class Holder:
     beat: int = 0
 
 
-class FolderInUse(WorkerGone):
-    """A living attempt on another machine, such as a node that was given up too early, writes to the folder."""
-
-    reason_code = ReasonCode.FOLDER_IN_USE
-
-
 class FolderLock:
     """Lock of the folder, held from the creation until `release` or the end of the process."""
 
     def __init__(self, folder: Path, attempt: int, log: Callable[[str], None]) -> None:
         """Acquire the lock.
 
-        Raises InputRejected if a living attempt of this machine holds it, FolderInUse for one of another machine,
+        Raises InputRejected if a living attempt of this machine holds it, WorkerGone for one of another machine,
         OSError for a fault of the storage, and InputError if the file is unusable.
         """
         self._path, self._folder = folder / LOCK_FILE, folder
@@ -81,7 +75,7 @@ class FolderLock:
         os.close(self._handle)
 
     def _acquire(self, log: Callable[[str], None]) -> int:
-        """Return the descriptor of the locked file. Raises OSError, InputRejected and FolderInUse."""
+        """Return the descriptor of the locked file. Raises OSError, InputRejected and WorkerGone."""
         handle, is_locked = self._open()
         holder = self._read()
         is_decided = holder is None or holder.machine == self._holder.machine
@@ -126,7 +120,7 @@ class FolderLock:
             return Holder(machine="", host="another machine", pid=0, attempt=0, beat=hash(content))
 
     def _wait_for_end(self, holder: Holder) -> None:
-        """Return once the holder has released the lock or has not written for TAKEOVER_SEC. Raises FolderInUse."""
+        """Return once the holder has released the lock or has not written for TAKEOVER_SEC. Raises WorkerGone."""
         deadline = time.monotonic() + TAKEOVER_SEC
         while time.monotonic() < deadline:
             time.sleep(POLL_SEC)
@@ -140,7 +134,7 @@ class FolderLock:
         text = f"{self._folder}: in use by {'another attempt' if holder is None else _label(holder)}"
         if holder is not None and holder.machine == self._holder.machine:
             return InputRejected(text, remedy="wait until it ends, or stop it")
-        return FolderInUse(text)
+        return WorkerGone(text, ReasonCode.FOLDER_IN_USE)
 
     def _write(self, handle: int) -> None:
         content = json.dumps(schema.to_json(self._holder)).encode()

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from bench.data.inputs import InputError
 from bench.harness.record import Record
-from bench.harness.termination import Stopped, StopSignals
+from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.machine import nvml
 from bench.records import Trial
-from bench.records.status import ReasonCode, escape_controls
+from bench.records.status import escape_controls
 from bench.workloads.ranks.multi_node import (
     JOIN_TIMEOUT_SEC,
     LeaderGone,
@@ -27,7 +27,7 @@ from bench.workloads.ranks.multi_node import (
     NodeList,
     input_error_code,
 )
-from bench.workloads.ranks.watch import RankFailed, RankGone, RankLimits, RankOutOfMemory, Ranks, RankStopped
+from bench.workloads.ranks.watch import RankFailed, RankLimits, RankOutOfMemory, Ranks
 
 SILENCE_VARIABLE = "QLORA_FLEET_SILENCE_SEC"
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -87,11 +87,10 @@ class RankLauncher:
         """Run `started` ranks to their end, and call `on_line` with each of rank 0's lines.
 
         Once `has_stopped` returns True, rank 0 has reported an orderly end, and a rank's exit code does not count.
-        Raises RankFailed, RankGone and RankOutOfMemory with the rank's number, Stopped, and a rank's InputError.
+        Raises RankFailed, WorkerGone and RankOutOfMemory with the rank's number, Stopped, and a rank's InputError.
         """
-        with contextlib.ExitStack() as stack:
-            nodes = self._nodes
-            hub = None if nodes is None else stack.enter_context(NodeHub(nodes, self._trial.world_size, ranks.folder))
+        nodes, world_size = self._nodes, self._trial.world_size
+        with contextlib.nullcontext() if nodes is None else NodeHub(nodes, world_size, ranks.folder) as hub:
             try:
                 self._await_end(record, ranks, hub, on_line, has_stopped)
             except Stopped as stopped:
@@ -115,11 +114,9 @@ class RankLauncher:
                     hub.wait_for_nodes()
                     ranks.check_progress()
                 raise ranks.failure()
-        except (RankFailed, RankGone, RankOutOfMemory) as error:
+        except (RankFailed, WorkerGone, RankOutOfMemory) as error:
             ranks.dispatch_lines(on_line)
             log_failure(record, ranks, error)
-            if isinstance(error, RankStopped) and self._stop_after_step is not None:
-                raise Stopped(ReasonCode.WORKER_STOPPED, str(error)) from error
             raise
 
     def follow_ranks(self, ranks: Ranks, hub: NodeHub | None, on_line: OnLine) -> int | None:

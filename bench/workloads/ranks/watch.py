@@ -59,26 +59,6 @@ class RankKilled(RankFailed):
     """Error for a rank that was ended by a signal, went silent or hangs, which the trial itself did not cause."""
 
 
-class RankGone(WorkerGone):
-    """Error for a rank whose machine is lost; the message begins with the rank."""
-
-
-class RankNotStarted(RankGone):
-    """Error for a rank whose machine did not join in time."""
-
-    reason_code = ReasonCode.START_TIMED_OUT
-
-
-class RanksDisconnected(RankGone):
-    """Error for ranks that lost their connections to each other, while none of them is known to have failed."""
-
-    reason_code = ReasonCode.CONNECTION_LOST
-
-
-class RankStopped(RankGone):
-    """Error for a rank that had no time to end its step when its machine was stopped; the others then fail too."""
-
-
 class RankOutOfMemory(MemoryError):
     """Error for a rank that ran out of memory; the message begins with the rank.
 
@@ -195,7 +175,7 @@ class Ranks(contextlib.AbstractContextManager["Ranks"]):
     def check_progress(self) -> None:
         """Read the ranks' heartbeats.
 
-        Raises RankKilled or RankGone for a silent rank or a step that never ends: a rank's own error comes earlier.
+        Raises RankKilled or WorkerGone for a silent rank or a step that never ends: a rank's own error comes earlier.
         """
         now = time.monotonic()
         for rank, sample in enumerate(self._samples):
@@ -210,17 +190,19 @@ class Ranks(contextlib.AbstractContextManager["Ranks"]):
                 continue  # `poll` reports its end
             if now - sample.last_heartbeat > limit:
                 if not sample.heartbeat and process is None:
-                    raise RankNotStarted(f"rank {rank} did not start within {limit:g} s: no heartbeat from its machine")
+                    reason = f"rank {rank} did not start within {limit:g} s: no heartbeat from its machine"
+                    raise WorkerGone(reason, ReasonCode.START_TIMED_OUT)
                 stopped = " (its process is stopped)" if process is not None and _is_stopped(process.pid) else ""
                 raise RankKilled(f"rank {rank} has been silent for {limit:g} s {self._where(rank, stopped)}")
         last_progress = max(sample.last_progress for sample in self._samples)
         in_steps = all(sample.heartbeat.get("step") for sample in self._samples)
         if in_steps and now - last_progress > self._limits.step_sec:
             # With several machines, a broken network between two of them leaves every rank alive and waiting.
-            has_other_machines = len(self._processes) < len(self._samples)
-            raise (RanksDisconnected if has_other_machines else RankKilled)(self._stuck_message())
+            if len(self._processes) < len(self._samples):
+                raise WorkerGone(self._stuck_message(), ReasonCode.CONNECTION_LOST)
+            raise RankKilled(self._stuck_message())
 
-    def failure(self) -> Exception:
+    def failure(self) -> BaseException:
         """Return the error that ended the ranks: the first rank failed by a signal, its own report or its exit code.
 
         A lost connection counts only if no rank has another error, because it follows from the end of any other rank.
@@ -235,14 +217,15 @@ class Ranks(contextlib.AbstractContextManager["Ranks"]):
         # Whatever else happened follows from a faulty GPU.
         return self._error_of(faults[0]) if faults else self._first_failure(failures, errors)
 
-    def _first_failure(self, failures: Mapping[str, Any], errors: list[dict[str, Any]]) -> Exception:
+    def _first_failure(self, failures: Mapping[str, Any], errors: list[dict[str, Any]]) -> BaseException:
         for rank in failures.get("stopped", []):
-            return RankStopped(f"one of its workers was told to stop, and rank {rank} had no time to end its step")
+            reason = f"one of its workers was told to stop, and rank {rank} had no time to end its step"
+            return Stopped(ReasonCode.WORKER_STOPPED, reason)
         for rank, code in failures.get("ranks", []):
             if code < 0:
                 return RankKilled(f"rank {rank} was killed by {signal.Signals(-code).name} {self._where(rank)}")
         for rank in failures.get("gone", []):
-            return RankGone(f"rank {rank} is gone with its machine {self._where(rank)}")
+            return WorkerGone(f"rank {rank} is gone with its machine {self._where(rank)}")
         for error in errors:
             if ReasonCode(error["reason_code"]).status is not TrialStatus.LOST:
                 return self._error_of(error)
@@ -267,7 +250,7 @@ class Ranks(contextlib.AbstractContextManager["Ranks"]):
         if code is ReasonCode.OUT_OF_MEMORY:
             return RankOutOfMemory(message, report.get("vram_bytes"), report.get("rss_bytes"))
         if code is ReasonCode.CONNECTION_LOST:
-            return RanksDisconnected(message)
+            return WorkerGone(message, code)
         return RankFailed(message, code, report.get("remedy"), int(report["rank"]))
 
     def local_failures(self) -> dict[str, Any]:

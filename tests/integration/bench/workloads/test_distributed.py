@@ -14,8 +14,9 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.harness import termination
+from bench.harness.termination import Stopped, WorkerGone
 from bench.records.bootstrap import summarize
-from bench.records.status import ReasonCode, TrialStatus
+from bench.records.status import ReasonCode
 from bench.workloads import distributed
 from bench.workloads.distributed import RankReport
 from bench.workloads.ranks import launcher, watch
@@ -26,8 +27,6 @@ from bench.workloads.ranks.watch import (
     RankKilled,
     RankOutOfMemory,
     Ranks,
-    RanksDisconnected,
-    RankStopped,
 )
 from tests.support.faults import full_disk, wait_for
 
@@ -154,12 +153,12 @@ def write_error(ranks: Ranks, rank: int, code: str, reason: str, at: float, **pe
             "failures-1.json", {"ranks": [(0, 1), (1, -signal.SIGKILL)]}, RankKilled,
             "rank 1 .* SIGKILL in measure step 3", id="a killed rank",
         ),
-        pytest.param("failures-1.json", {"stopped": [1]}, RankStopped, "rank 1 ", id="a stopped machine"),
+        pytest.param("failures-1.json", {"stopped": [1]}, Stopped, "rank 1 ", id="a stopped machine"),
         pytest.param(
             "error-1.json", {"rank": 1, "reason_code": "error", "reason": "ValueError: no", "at": 2.0}, RankFailed,
             "ValueError: no", id="a rank's own error",
         ),
-        pytest.param("failures-1.json", {"ranks": [(0, 1)]}, RanksDisconnected, "", id="only connections broke"),
+        pytest.param("failures-1.json", {"ranks": [(0, 1)]}, WorkerGone, "", id="only connections broke"),
         pytest.param(
             "failures-1.json", {"ranks": [(0, 1), (1, 70)]}, RankFailed, "", id="the other ended with its own code"
         ),
@@ -173,8 +172,8 @@ def test_a_failure_is_named_before_the_connections_that_broke_because_of_it(rank
     error = ranks.failure()
     assert type(error) is raised
     assert re.search(message, str(error))
-    is_lost = termination.classify_error(error).status is TrialStatus.LOST
-    assert is_lost == (raised in (RanksDisconnected, RankStopped))
+    outcome = error.outcome if isinstance(error, Stopped) else termination.classify_error(error)
+    assert outcome.is_transient == (raised in (WorkerGone, Stopped))
 
 
 def test_a_faulty_gpu_is_the_cause_of_whatever_else_happened(ranks):
@@ -185,7 +184,7 @@ def test_a_faulty_gpu_is_the_cause_of_whatever_else_happened(ranks):
     assert termination.classify_error(error).reason_code is ReasonCode.GPU_FAULT
 
 
-@pytest.mark.parametrize(("local_ranks", "raised"), [((0, 1), RankKilled), ((0,), RanksDisconnected)])
+@pytest.mark.parametrize(("local_ranks", "raised"), [((0, 1), RankKilled), ((0,), WorkerGone)])
 def test_a_step_that_no_rank_ends_is_lost_as_no_rank_is_known_to_have_failed(monkeypatch, ranks, local_ranks, raised):
     processes = {rank: ranks._processes[rank] for rank in local_ranks}
     for rank in (0, 1):

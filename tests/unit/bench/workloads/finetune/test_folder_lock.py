@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from bench.data.inputs import InputError, InputRejected
-from bench.harness.termination import classify_error
+from bench.harness.termination import WorkerGone, classify_error
 from bench.records.status import TrialStatus
 from bench.workloads.finetune import folder_lock
-from bench.workloads.finetune.folder_lock import LOCK_FILE, FolderInUse, FolderLock
+from bench.workloads.finetune.folder_lock import LOCK_FILE, FolderLock
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_killed_attempt_of_this_machine_holds_nothing(tmp_path: Path) -> None:
 def test_an_attempt_that_lives_on_another_machine_is_waited_for_and_refused(tmp_path, on_sleep) -> None:
     write_holder(tmp_path)
     on_sleep.append(lambda: write_holder(tmp_path, 1))
-    with pytest.raises(FolderInUse, match=r"in use by attempt 3, process 12 on node-7$") as raised:
+    with pytest.raises(WorkerGone, match=r"in use by attempt 3, process 12 on node-7$") as raised:
         FolderLock(tmp_path, 4, print)
     assert classify_error(raised.value).is_transient
 
@@ -84,7 +84,7 @@ def test_of_two_attempts_that_take_a_lock_one_is_refused(tmp_path, on_sleep, mon
     opened = FolderLock._open
     monkeypatch.setattr(FolderLock, "_open", lambda self: (opened(self)[0], is_locked))
     on_sleep.append(lambda: b"another" in (tmp_path / LOCK_FILE).read_bytes() or write_holder(tmp_path))
-    with pytest.raises(FolderInUse, match="node-7"):
+    with pytest.raises(WorkerGone, match="node-7"):
         FolderLock(tmp_path, 4, print)
 
 

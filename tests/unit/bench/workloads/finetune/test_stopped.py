@@ -21,7 +21,7 @@ from bench.workloads.finetune.training_set import FirstAttempt
 from bench.workloads.ranks import launcher
 from bench.workloads.ranks.launcher import RankLauncher
 from bench.workloads.ranks.multi_node import NodeList
-from bench.workloads.ranks.watch import RankKilled, RankLimits, RankOutOfMemory, Ranks, RankSample, RankStopped
+from bench.workloads.ranks.watch import RankKilled, RankLimits, RankOutOfMemory, Ranks, RankSample
 from tests.support import tiny_training
 from tests.support.faults import full_disk
 
@@ -150,7 +150,7 @@ def test_the_first_machine_reports_a_stopped_rank_as_preempted(tmp_path, monkeyp
     reason = "rank 1 had no time to end its step"
     ranks = SimpleNamespace(
         folder=tmp_path, poll=lambda: 1, check_progress=lambda: None, last_lines=lambda _: [],
-        dispatch_lines=lambda _: None, failure=lambda: RankStopped(reason),
+        dispatch_lines=lambda _: None, failure=lambda: Stopped(ReasonCode.WORKER_STOPPED, reason),
     )  # fmt: skip
     record = SimpleNamespace(log=lambda _: None, trial=SimpleNamespace(world_size=2))
     monkeypatch.setattr(finetune, "GRACE_SEC", 0.0)
