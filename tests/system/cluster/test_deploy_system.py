@@ -1,7 +1,6 @@
 """Tests of `inv nodes`, `deploy`, `status`, `shell`, `logs`, `teardown` with real kubectl, on any cluster."""
 
 import base64
-import datetime
 import json
 import shutil
 import stat
@@ -9,19 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from bench.records.paths import LEDGER_FILE
-from bench.records.run import PlannedTrial, RunRecord
-from remote.fleet.ledger import Ledger
 from remote.hosts.command import Command
 from remote.hosts.pods.host import PodHost
 from remote.hosts.pods.kubectl import Kubectl
 from remote.hosts.pods.pod_index import PodIndex
 from remote.jobs.job import Agent, Job, JobSpec, JobState, slot_path
 from tests.support.hosts.local_fleet import wait_for
-from tests.support.thorough import only_thorough
-from tests.system.cluster.conftest import DIGEST, NODES, PASSWORD, Operator
+from tests.system.cluster.conftest import NODES, PASSWORD, Operator
 
 
 def test_a_deployment_comes_up_and_another_and_the_reading_tasks_change_nothing(operator: Operator) -> None:
@@ -165,16 +158,6 @@ def test_an_existing_namespace_keeps_its_labels(operator: Operator) -> None:
     operator.inv_unchanged("deploy")
 
 
-def test_the_pushed_image_is_read_from_its_file(operator: Operator) -> None:
-    del operator.settings["cluster"]["image"]
-    operator.inv("deploy", code=2)
-    operator.results.mkdir()
-    pushed = {"repository": "fra.ocir.io/ns/pushed", "digest": DIGEST, "size_bytes": 1, "compressed_bytes": 1}
-    pushed |= {"schema_version": 2, "version": "2.0.0"}
-    (operator.results / "image.json").write_text(json.dumps(pushed))
-    assert f"image: fra.ocir.io/ns/pushed@{DIGEST}" in operator.inv("deploy", "--dry-run")
-
-
 def test_a_shell_runs_in_the_requested_pod_which_is_as_in_the_manifest_and_replaced_if_lost(deployed: Operator) -> None:
     output = deployed.inv("shell", "--pod", "1", stdin="echo on $HOSTNAME as $(id -u); exit 7\n", code=7)
     assert "on bench-1 as 1000" in output
@@ -219,43 +202,6 @@ def test_teardown_deletes_only_the_deployments_objects(deployed: Operator) -> No
     assert [name for name in others if name.startswith("bench-")] == []
     assert {key: names for key, names in left.items() if names} == {}
     assert deployed.namespace in [resource["metadata"]["name"] for resource in deployed.cluster.objects("namespaces")]
-
-
-def write_run(operator: Operator, make_trial: Any) -> str:
-    """Write a run over these pods that was never collected; return its description."""
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat()
-    cluster, folder = operator.cluster, operator.results / "run-1"
-    folder.mkdir(parents=True)
-    RunRecord(
-        run_id="run-1",
-        created_at=now,
-        suite="test",
-        profile="tiny",
-        fleet_kind="pods",
-        is_on_one_machine=False,
-        workers=["worker-0"],
-        planned=[PlannedTrial(trial_id="small", trial=make_trial(), worker="worker-0")],
-        settings={},
-        provenance={"cluster": {"context": cluster.context, "server": cluster.server, "namespace": operator.namespace}},
-    ).write(folder)
-    Ledger.create(folder / LEDGER_FILE, ["small"])
-    return "run run-1: 1 of 1 trials have not ended; `inv bench --resume=run-1` resumes it"
-
-
-@pytest.mark.parametrize("arguments", [("teardown", "--yes"), pytest.param(("deploy",), marks=only_thorough)])
-def test_uncollected_results_stop_a_command_that_would_lose_them(
-    arguments: tuple[str, ...], deployed: Operator, make_trial: Any
-) -> None:
-    reason = write_run(deployed, make_trial)
-    deployed.set_cluster(size=1)
-    before = [pod["metadata"]["uid"] for pod in deployed.objects("pods")]
-    dry_run = deployed.inv(arguments[0], "--dry-run")
-    assert f"job/bench would be deleted with results in its pods: {reason}" in dry_run
-    output = deployed.inv(*arguments, code=4)
-    assert reason in output
-    assert "nothing was changed" in output
-    assert [pod["metadata"]["uid"] for pod in deployed.objects("pods")] == before
-    assert f"discarded: {reason}" in deployed.inv(*arguments, "--discard-results")
 
 
 def test_another_operators_trial_stops_a_command_that_would_end_it(deployed: Operator) -> None:

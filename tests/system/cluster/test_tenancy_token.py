@@ -88,18 +88,9 @@ def test_kubectl_authenticates_with_our_token_from_any_folder(cluster: Cluster, 
     assert "PRIVATE KEY" not in completed.stderr + kubeconfig.read_text()
 
 
-def test_a_token_is_used_until_it_expires_and_then_renewed(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    target = resolve(kubeconfig=str(kubeconfig), context=None, namespace="default")
-    before = runs(kubeconfig)
-    client = Client(target)
-    for _ in range(3):
-        client.nodes()
-    assert runs(kubeconfig) == before + 1
-    client.close()
-
-
-def test_kubectl_reads_a_kept_token_until_it_expires(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kubectl_and_the_client_read_a_kept_token_until_it_expires(
+    kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     target = resolve(kubeconfig=str(kubeconfig), context=None, namespace="default")
     kubectl = kubectl_of(target)
@@ -115,8 +106,11 @@ def test_kubectl_reads_a_kept_token_until_it_expires(kubeconfig: Path, monkeypat
     assert runs(kubeconfig) == before + 2, "once for the token that is kept"
     (answer,) = private_folder().glob("credential-*.json")
     assert (answer.stat().st_mode & 0o777, "token" in answer.read_text()) == (0o600, True)
-    client = Client(target)
     before = runs(kubeconfig)
+    client = Client(target)
+    for _ in range(3):
+        client.nodes()
+    assert runs(kubeconfig) == before, "the client shares it"
     client.delete([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "absent"}}], wait_sec=5.0)
     client.close()
     assert runs(kubeconfig) > before, "a deletion may outlast the kept token"

@@ -1,4 +1,4 @@
-"""Invalid records in the results folder, which other users may write: of a push, and of the last cluster."""
+"""Invalid records of a push, which other users may write."""
 
 import json
 import os
@@ -24,7 +24,9 @@ PUSHED = {
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
+        (lambda path: path.unlink(missing_ok=True), "no such file"),
         (lambda path: path.write_text("{"), "Expecting property name"),
+        (lambda path: path.write_text(json.dumps(PUSHED | {"digest": "latest"})), "not a record"),
         (lambda path: path.write_bytes(b"\xff"), "codec can't decode"),
         (lambda path: path.write_bytes(b" " * (1 << 20 | 1)), "1,048,576 bytes"),
         (os.mkfifo, "pipe"),

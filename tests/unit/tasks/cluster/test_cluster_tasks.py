@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from invoke import Context
@@ -19,13 +20,17 @@ from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.diagnosis.nodes import NodeReport
 from remote.cluster.kubeconfig import Target
 from remote.cluster.labels import RUN_ANNOTATION
+from remote.cluster.namespace_client import Cluster
+from remote.cluster.plan import Action, ClusterPlan, Verb
 from remote.fleet.ledger import Ledger
+from remote.hosts.pods.host import PodsSection
 from remote.providers import GENERIC
 from tasks.clients.registry import resolve_image
 from tasks.clients.target_cluster import place_pods
+from tasks.cluster.checks import ResultsGuard
 from tasks.cluster.node_list import shortage_message
 from tasks.cluster.pod_status import WaitPolicy
-from tasks.errors import UsageError
+from tasks.errors import ConfirmationRequired, UsageError
 from tasks.fleet.pending_results import (
     DISCARDED_FILE,
     discard,
@@ -65,14 +70,6 @@ def test_the_image_is_the_one_that_was_pushed(project: Path, context: Make) -> N
 def test_the_image_of_the_settings_is_taken_first(project: Path, context: Make) -> None:
     write_image_file(project, json.dumps(IMAGE))
     assert resolve_image(load(context(text=f"cluster: {{image: 'h/other@{HEX}'}}"))).repository == "h/other"
-
-
-@pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"repository": "h/r", "digest": "latest"}'])
-def test_without_a_valid_record_of_a_push_the_command_is_named(text: str | None, project: Path, context: Make) -> None:
-    if text is not None:
-        write_image_file(project, text)
-    with pytest.raises(UsageError, match=r"image\.json: .*`inv push`"):
-        resolve_image(load(context()))
 
 
 def test_a_tag_alone_is_refused_with_the_reason(context: Make) -> None:
@@ -176,6 +173,21 @@ def test_a_run_that_has_not_ended_is_not_collected_unless_it_never_was_in_these_
     lines = pending_lines(tmp_path)
     assert len(lines) == is_pending
     assert all(line.startswith("run r1: 1 of 1 ") and "`inv bench --resume=r1`" in line for line in lines)
+
+
+def test_results_that_are_only_in_the_pods_stop_a_plan_that_ends_them(tmp_path: Path, run: MakeRun) -> None:
+    run()
+    live = {"kind": "Job", "metadata": {"name": "bench"}}
+    ending = ClusterPlan(actions=(Action(verb=Verb.DELETE, kind="Job", name="bench", live=live),))
+    cluster = cast("Cluster", SimpleNamespace(target=TARGET))
+    careful, careless = (ResultsGuard(cluster, tmp_path, PodsSection(), discards=flag) for flag in (False, True))
+    with pytest.raises(ConfirmationRequired, match=r"^job/bench .*run r1: 1 of 1 .*`inv bench --resume=r1`"):
+        careful.check(ending)
+    assert "run r1" in str(careful.print_refusal(ending))
+    lost = careless.check(ending)
+    careless.record_discarded(lost)
+    assert [pending.folder.name for pending in lost] == ["r1"]
+    assert careful.check(ClusterPlan(actions=())) == []
 
 
 def test_a_damaged_run_counts_as_not_collected(tmp_path: Path, run: MakeRun) -> None:
