@@ -8,7 +8,6 @@ runner             run a plan over the fleet until every trial has ended
 loss_pairs         compare held-out losses with the reference, for `inv bench --quality`
 live_display       progress of a fleet on the terminal
 training_progress  progress of a training on the terminal
-notify             run the operator's program at the end of a run
 pricing            cost settings, and the price of a worker
 collect            fetch the workers' results, and a training's adapter, into the run's folder
 monitor            `inv monitor`: a table of the workers' GPUs

@@ -23,7 +23,6 @@ from tasks.clients.workers import bench_program, fleet_hosts, run_hosts
 from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
 from tasks.fleet import plan, runner
-from tasks.fleet.notify import check_command, notify_end
 from tasks.fleet.plan import BenchRequest, FleetPlan, size_text, steps_text
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
 from tasks.fleet.training_job import cancel_training, describe_cancelled
@@ -34,7 +33,6 @@ def run_bench(context: Context, options: BenchOptions) -> CommandResult | None:
     """Start a run, return its plan, or resume a run."""
     settings = load(context)
     _check_flags(options, has_suite=("bench", "suite") in getattr(context.config, "typed_settings", ()))
-    check_command(settings)
     return _resume(settings, options) if options.resume else _start(settings, options)
 
 
@@ -149,14 +147,12 @@ def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> 
             return None
         if run.suite == TRAIN:
             if ledger.open_trials():
-                with notify_end(settings.notify.command, run, folder, ledger):
-                    cancel_training(settings, run, folder, ledger)
+                cancel_training(settings, run, folder, ledger)
             print(describe_cancelled(run, ledger))
             return None
-        with notify_end(settings.notify.command, run, folder, ledger):
-            for fleet in runner.make_fleets(plan.plan_fleet(settings, run, folder, run_hosts(settings, run)), ledger):
-                fleet.stop()
-                fleet.run()
+        for fleet in runner.make_fleets(plan.plan_fleet(settings, run, folder, run_hosts(settings, run)), ledger):
+            fleet.stop()
+            fleet.run()
         outcomes = [entry.outcome for entry in ledger.entries.values() if entry.outcome is not None]
         unreachable_reasons = [end.text for end in outcomes if end.cause is not None and end.cause.may_still_run]
         if unreachable_reasons:

@@ -50,7 +50,6 @@ from tasks.cli.flags import refuse_several
 from tasks.cli.waiting import Wait
 from tasks.clients.workers import run_hosts
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, UsageError
-from tasks.fleet.notify import notify_end
 from tasks.fleet.pending_results import incomplete_runs, missing_reason
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
 from tasks.fleet.training_job import TrainingJob, open_job, release_pod, sync_ledger
@@ -154,7 +153,7 @@ def collect_run(settings: Settings, run: RunRecord, folder: Path, *, may_be_open
         if run.suite != TRAIN:
             _fetch_results(run, folder, run_hosts(settings, run), settings.shared_results)
             return
-        collect = partial(_collect_training, run, folder, settings.notify.command, may_be_open=may_be_open)
+        collect = partial(_collect_training, run, folder, may_be_open=may_be_open)
         with open_job(settings, run) as job:
             try:
                 collect(job)
@@ -170,13 +169,10 @@ def collect_run(settings: Settings, run: RunRecord, folder: Path, *, may_be_open
         ) from error
 
 
-def _collect_training(
-    run: RunRecord, folder: Path, notify_command: Sequence[str], job: TrainingJob, *, may_be_open: bool
-) -> None:
+def _collect_training(run: RunRecord, folder: Path, job: TrainingJob, *, may_be_open: bool) -> None:
     lost, ledger = job.end(), Ledger(folder / LEDGER_FILE)
     with job.reader() as host:
-        with notify_end(notify_command, run, folder, ledger):
-            sync_ledger(run, folder, ledger, host, lost)
+        sync_ledger(run, folder, ledger, host, lost)
         if not (may_be_open and ledger.open_trials()):
             _fetch_results(run, folder, [host], run.provenance["inputs"]["job"]["shared"])
             release_pod(run, host)

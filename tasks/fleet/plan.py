@@ -55,7 +55,6 @@ class FleetPlan:
     hosts: Sequence[Host]
     program: BenchProgram
     limits: RetryLimits
-    notify_command: Sequence[str]
     target: Target | None
 
 
@@ -122,7 +121,6 @@ def plan_fleet(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence
             max_attempts=fleet.max_attempts,
             max_streams=connector.max_streams,
         ),
-        notify_command=settings.notify.command,
         target=resolve_target(settings) if connector.is_cluster else None,
     )
 

@@ -28,7 +28,6 @@ from tasks.clients.worker_queries import query_all
 from tasks.clients.workers import BenchProgram, PodDiagnosis, worker_groups
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, escape_controls, results_write_errors
 from tasks.fleet.live_display import FleetView
-from tasks.fleet.notify import notify_end
 from tasks.fleet.pending_results import DISCARDED_FILE
 from tasks.fleet.plan import FleetPlan, plan_fleet
 from tasks.fleet.run_store import make_folder, open_run, point_latest_at, refuse_copied_latest, resume_command
@@ -52,8 +51,7 @@ def act(plan: FleetPlan, *, plain: bool, retries_failures: bool = False) -> None
                 ledger.reopen(trial_id)
         if ledger.open_trials():
             clear_discarded(plan.folder)
-            with notify_end(plan.notify_command, run, plan.folder, ledger):
-                run_trials(plan, ledger, plain=plain)
+            run_trials(plan, ledger, plain=plain)
             return
         print(f"run {run.run_id}: nothing to resume")
         report_outcome(run, ledger, interrupted=False)

@@ -246,16 +246,6 @@ class CostSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotifySection:
-    """The end of a run."""
-
-    command: tuple[str, ...] = setting(
-        (),
-        "program and its arguments on this machine, e.g. [bin/notify-me]; gets the run's end as JSON on standard input",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Sections:
     """All settings."""
 
@@ -271,7 +261,6 @@ class Sections:
     registry: RegistrySection = field(default_factory=RegistrySection)
     hub: HubSection = field(default_factory=HubSection)
     cost: CostSection = field(default_factory=CostSection)
-    notify: NotifySection = field(default_factory=NotifySection)
     cluster: ClusterSection = field(default_factory=ClusterSection)
     tenancy: TenancySection = field(default_factory=TenancySection)
 

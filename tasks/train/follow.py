@@ -21,7 +21,6 @@ from tasks.clients.workers import PodDiagnosis
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, error_class
 from tasks.fleet import runner
 from tasks.fleet.collect import collect_run
-from tasks.fleet.notify import notify_end
 from tasks.fleet.run_store import resume_command
 from tasks.fleet.training_job import TrainingJob, TrainingState, cancel_training, import_attempts, open_job, read_state
 from tasks.fleet.training_progress import TrainingLine, TrainingView
@@ -86,8 +85,7 @@ class _Follower:
         while True:
             if is_cancel_requested(self._folder):
                 ledger = Ledger(self._folder / LEDGER_FILE)
-                with notify_end(self._settings.notify.command, self._run, self._folder, ledger):
-                    cancel_training(self._settings, self._run, self._folder, ledger)
+                cancel_training(self._settings, self._run, self._folder, ledger)
                 return
             try:
                 if self._job.end() is not None:

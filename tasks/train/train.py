@@ -25,7 +25,6 @@ from tasks.cluster.commands import DeployOptions
 from tasks.commands import TrainOptions
 from tasks.errors import UsageError, escape_controls
 from tasks.fleet import runner, trial_spec
-from tasks.fleet.notify import check_command
 from tasks.fleet.plan import new_record
 from tasks.fleet.run_store import TRAIN, find_run, newest_training, open_run
 from tasks.fleet.trial_spec import TRIAL_ID
@@ -105,7 +104,6 @@ class TrainPlan:
 def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None:
     """Start a training and follow it, return its plan, or resume one."""
     settings = load(context)
-    check_command(settings)
     deployment = DeployOptions(
         dry_run=options.dry_run,
         discard_results=options.discard_results,

@@ -95,8 +95,7 @@ def test_cancel_has_the_command_that_follows_the_run_stop_it(
 ) -> None:
     run, folder = local.plan("slow", workers=1), local.run_folder
     fleet = local.fleet(local.hosts(1), is_cancel_requested=lambda: is_cancel_requested(folder))
-    notify = SimpleNamespace(command=())
-    monkeypatch.setattr(bench, "load", lambda _: SimpleNamespace(results_folder=local.folder, notify=notify))
+    monkeypatch.setattr(bench, "load", lambda _: SimpleNamespace(results_folder=local.folder))
     monkeypatch.setattr(bench, "open_run", lambda *_: (replace(run, run_id=folder.name), folder))
     monkeypatch.setattr(bench, "run_hosts", lambda *_: [])
     monkeypatch.setattr(bench.plan, "plan_fleet", lambda *_: None)

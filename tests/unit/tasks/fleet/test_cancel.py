@@ -26,7 +26,7 @@ def cancel(monkeypatch, tmp_path):
             end = ("baseline", outcome, 1)
             yield SimpleNamespace(stop=lambda: None, run=lambda: ledger.record_end(*end))
 
-        settings = SimpleNamespace(results_folder=tmp_path, notify=SimpleNamespace(command=()))
+        settings = SimpleNamespace(results_folder=tmp_path)
         monkeypatch.setattr(bench, "load", lambda _: settings)
         monkeypatch.setattr(bench, "open_run", lambda *_: (run, tmp_path))
         monkeypatch.setattr(bench, "run_hosts", lambda *_: [])

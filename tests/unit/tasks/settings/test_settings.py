@@ -92,7 +92,7 @@ def test_text_from_the_environment_becomes_what_the_setting_is(context: Make, mo
         "COST_PRICE_SOURCE": "2",
         "FLEET_LOCAL_THREADS": "2",
         "CLUSTER_PREEMPTIBLE": "true",
-        "NOTIFY_COMMAND": "[--seed, '7']",
+        "TRAIN_DATA": "[--seed, '7']",
         "TRAIN_COLUMNS": '{"prompt": "frage ü", "messages": null}',
     }.items():
         monkeypatch.setenv(f"INVOKE_{name}", text)
@@ -105,7 +105,7 @@ def test_text_from_the_environment_becomes_what_the_setting_is(context: Make, mo
     assert (settings.fleet.workspace, settings.bench.deadline_sec, settings.fleet.local.threads) == ("/w s", None, 2)
     assert (settings.cost.price_usd_per_gpu_hour, settings.cost.price_source) == (2.0, "2")
     assert settings.cluster.preemptible is True
-    assert settings.notify.command == ("--seed", "7")
+    assert settings.train.data == ("--seed", "7")
     assert settings.train.columns == {"prompt": "frage ü", "messages": None}
 
 
@@ -142,7 +142,6 @@ def test_the_expected_values_of_a_setting_are_described() -> None:
         ("bench", "suite"): f"one of {', '.join(SUITE_NAMES)}",
         ("bench", "profile"): f"one of {', '.join(PROFILES)}",
         ("results", "folder"): "text: folder for runs on this machine",
-        ("notify", "command"): "a list: program and its arguments on this machine, e.g. [bin/notify-me]",
         ("cluster", "preemptible"): "true or false",
     }
     assert {keys: SETTINGS[keys].values for keys in expected} == expected
