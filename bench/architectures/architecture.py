@@ -151,24 +151,32 @@ class Separation:
 class Architecture:
     """A family of models with the same decoder block.
 
-    `geometry` and `features` read config.json as transformers' class does, with its defaults; `geometry` raises
-    ConfigError. `features` maps each feature of the model to its description. `plain_positions` returns the number of
-    positions for which `features` is complete, None for all. `renames` are patterns of names in weights files with
-    their replacements in the text model, for files that hold more than it, and `text_config` returns its config.
+    `settings` returns config.json as transformers' class reads it: with its defaults, without keys that it ignores.
+    `own_features` are those beyond the keys that all families share. `plain_positions` returns the number of positions
+    for which `features` is complete, None for all. `renames` are patterns of names in weights files with their
+    replacements in the text model, for files that hold more than it, and `text_config` returns its config.
     `is_packed` is true if transformers' model is known to separate samples by their positions, `sees_padding` if
     padding changes them. `liger_type` is the model type whose patch by Liger fits, if it has none for its own.
     """
 
     model_types: tuple[str, ...]
     linear_layers: tuple[LinearLayer, ...]
-    geometry: Callable[[Config], Geometry]
-    features: Callable[[Config], Mapping[Feature, str]]
+    settings: Callable[[Config], Config]
+    own_features: Callable[[Config], Mapping[Feature, str]] = lambda _: {}
     plain_positions: Callable[[Config], int | None] = lambda _: None
     renames: tuple[tuple[str, str], ...] = ()
     text_config: Callable[[Config], Config] = lambda config: config
     is_packed: bool = True
     sees_padding: bool = False
     liger_type: str | None = None
+
+    def geometry(self, config: Config) -> Geometry:
+        """Read the sizes of a model. Raises ConfigError."""
+        return read_geometry(self.settings(config))
+
+    def features(self, config: Config) -> dict[Feature, str]:
+        """Map each feature of a model to its description. Raises ConfigError."""
+        return {**self.own_features(config), **read_features(self.settings(config))}
 
     def product(self, name: str) -> tuple[LinearLayer, ...]:
         """Return the linear layers of a product, in the order of its outputs."""
@@ -230,12 +238,13 @@ _BY_MODEL_TYPE: dict[str, Architecture] = {}
 _FALLBACK: list[Callable[[Config], Architecture]] = []
 
 
-def register(architecture: Architecture) -> None:
-    """Add an architecture. Raises ValueError if one of its model types has one."""
+def register(architecture: Architecture) -> Architecture:
+    """Add an architecture and return it. Raises ValueError if one of its model types has one."""
     for model_type in architecture.model_types:
         if model_type in _BY_MODEL_TYPE:
             raise ValueError(f"architecture {model_type}: registered twice")
     _BY_MODEL_TYPE.update(dict.fromkeys(architecture.model_types, architecture))
+    return architecture
 
 
 def set_fallback(make: Callable[[Config], Architecture]) -> None:

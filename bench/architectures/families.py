@@ -9,7 +9,6 @@ from bench.architectures.architecture import (
     LinearLayer,
     find,
     is_registered,
-    read_features,
     read_geometry,
     register,
 )
@@ -25,25 +24,24 @@ LLAMA_LAYERS = (
 )
 
 # Attention with grouped keys, SwiGLU, RMSNorm, rotation.
-LLAMA_UNREAD = {"sliding_window": None}  # keys of config.json that the model does not read
-LLAMA = Architecture(
-    model_types=("llama",),
-    linear_layers=LLAMA_LAYERS,
-    geometry=lambda config: read_geometry({**config, **LLAMA_UNREAD}),
-    features=lambda config: read_features({**config, **LLAMA_UNREAD}),
+LLAMA = register(
+    Architecture(
+        model_types=("llama",),
+        linear_layers=LLAMA_LAYERS,
+        settings=lambda config: {**config, "sliding_window": None},
+    )
 )
-register(LLAMA)
 
 # Llama's block without biases, and with a sliding window.
 MISTRAL_DEFAULTS = {"num_key_value_heads": 8, "sliding_window": 4096}  # transformers' values for missing keys
-MISTRAL_UNREAD = {"attention_bias": False, "mlp_bias": False}
-MISTRAL = Architecture(
-    model_types=("mistral",),
-    linear_layers=LLAMA_LAYERS,
-    geometry=lambda config: read_geometry({**MISTRAL_DEFAULTS, **config, **MISTRAL_UNREAD}),
-    features=lambda config: read_features({**MISTRAL_DEFAULTS, **config, **MISTRAL_UNREAD}),
+WITHOUT_BIAS = {"attention_bias": False, "mlp_bias": False}  # keys of config.json that the model does not read
+MISTRAL = register(
+    Architecture(
+        model_types=("mistral",),
+        linear_layers=LLAMA_LAYERS,
+        settings=lambda config: {**MISTRAL_DEFAULTS, **config, **WITHOUT_BIAS},
+    )
 )
-register(MISTRAL)
 
 # Mistral's block with a query factor that is 1 below the positions of the original context.
 MINISTRAL3_DEFAULTS = {
@@ -56,7 +54,7 @@ MINISTRAL3_DEFAULTS = {
 
 def _with_ministral3_defaults(config: Config) -> Config:
     settings = {key: value for key, value in config.items() if key != "rope_parameters" or value is not None}
-    return {**MINISTRAL3_DEFAULTS, **settings, **MISTRAL_UNREAD}
+    return {**MINISTRAL3_DEFAULTS, **settings, **WITHOUT_BIAS}
 
 
 def _ministral3_plain_positions(config: Config) -> int | None:
@@ -67,18 +65,17 @@ def _ministral3_plain_positions(config: Config) -> int | None:
     return positions if isinstance(positions, int) and positions > 0 else 0
 
 
-MINISTRAL3 = Architecture(
-    model_types=("ministral3",),
-    linear_layers=LLAMA_LAYERS,
-    geometry=lambda config: read_geometry(_with_ministral3_defaults(config)),
-    features=lambda config: read_features(_with_ministral3_defaults(config)),
-    plain_positions=_ministral3_plain_positions,
-    liger_type="mistral",  # the same norms, MLP and head
+register(
+    Architecture(
+        model_types=("ministral3",),
+        linear_layers=LLAMA_LAYERS,
+        settings=_with_ministral3_defaults,
+        plain_positions=_ministral3_plain_positions,
+        liger_type="mistral",  # the same norms, MLP and head
+    )
 )
-register(MINISTRAL3)
 
 QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096}
-QWEN3_DEFAULTS = {**QWEN_DEFAULTS, "head_dim": 128}
 QWEN_MAX_WINDOW_LAYERS = 28
 
 
@@ -98,78 +95,70 @@ def _with_window(config: Config) -> Config:
     return config if all(_local_layers(config)) else {**config, "sliding_window": None}
 
 
-def _qwen_features(config: Config) -> dict[Feature, str]:
-    features = read_features(_with_window(config))
-    local = _local_layers(config)
-    if any(local) and not all(local):
-        features[Feature.OTHER] = "a sliding window in some layers only"
-    return features
-
-
-def _qwen2_features(config: Config) -> dict[Feature, str]:
-    return {Feature.QKV_BIAS: "a bias on q, k and v", **_qwen_features({**config, **MISTRAL_UNREAD})}
-
-
-def _qwen3_features(config: Config) -> dict[Feature, str]:
-    return {Feature.QK_NORM: "a norm on q and k", **_qwen_features({**config, "mlp_bias": False})}
+def _window_feature(config: Config) -> dict[Feature, str]:
+    local = _local_layers({**QWEN_DEFAULTS, **config})
+    return {Feature.OTHER: "a sliding window in some layers only"} if any(local) and not all(local) else {}
 
 
 # Llama's block with biases on q, k and v.
-QWEN2 = Architecture(
-    model_types=("qwen2",),
-    linear_layers=LLAMA_LAYERS,
-    geometry=lambda config: read_geometry(_with_window({**QWEN_DEFAULTS, **config})),
-    features=lambda config: _qwen2_features({**QWEN_DEFAULTS, **config}),
+register(
+    Architecture(
+        model_types=("qwen2",),
+        linear_layers=LLAMA_LAYERS,
+        settings=lambda config: _with_window({**QWEN_DEFAULTS, **config, **WITHOUT_BIAS}),
+        own_features=lambda config: {Feature.QKV_BIAS: "a bias on q, k and v", **_window_feature(config)},
+    )
 )
-register(QWEN2)
 
 # Llama's block with a norm of each head of q and k before the rotation.
-QWEN3 = Architecture(
-    model_types=("qwen3",),
-    linear_layers=LLAMA_LAYERS,
-    geometry=lambda config: read_geometry(_with_window({**QWEN3_DEFAULTS, **config})),
-    features=lambda config: _qwen3_features({**QWEN3_DEFAULTS, **config}),
+register(
+    Architecture(
+        model_types=("qwen3",),
+        linear_layers=LLAMA_LAYERS,
+        settings=lambda config: _with_window({**QWEN_DEFAULTS, "head_dim": 128, **config, "mlp_bias": False}),
+        own_features=lambda config: {Feature.QK_NORM: "a norm on q and k", **_window_feature(config)},
+    )
 )
-register(QWEN3)
 
 # Attention of the above before a mixture of experts, or an MLP in some layers, which the model's own module computes.
 ATTENTION_LAYERS = tuple(layer for layer in LLAMA_LAYERS if layer.product in ATTENTION_PRODUCTS)
 KNOWN_BY_MLP = {"hidden_act": "silu", "mlp_bias": False}  # the module computes it, whatever it is
-QWEN_MOE_DEFAULTS = {"num_key_value_heads": 4, "sliding_window": 4096}
 
 
-def _mixtral_features(config: Config) -> dict[Feature, str]:
-    features = read_features({**config, **MISTRAL_UNREAD, **KNOWN_BY_MLP})
-    noise = "noise in the inputs of experts"
-    return features | ({Feature.OTHER: noise} if config.get("router_jitter_noise") else {})
+def _router_noise(config: Config) -> dict[Feature, str]:
+    return {Feature.OTHER: "noise in the inputs of experts"} if config.get("router_jitter_noise") else {}
 
 
 def _with_used_window(config: Config) -> Config:
-    known = {**QWEN_MOE_DEFAULTS, **config}
+    known = {"num_key_value_heads": 4, "sliding_window": 4096, **config}
     return known if known.get("use_sliding_window") else {**known, "sliding_window": None}
 
 
-MIXTRAL = Architecture(
-    model_types=("mixtral",),
-    linear_layers=ATTENTION_LAYERS,
-    geometry=lambda config: read_geometry({"num_key_value_heads": 8, **config}),
-    features=_mixtral_features,
+register(
+    Architecture(
+        model_types=("mixtral",),
+        linear_layers=ATTENTION_LAYERS,
+        settings=lambda config: {"num_key_value_heads": 8, **config, **WITHOUT_BIAS, **KNOWN_BY_MLP},
+        own_features=_router_noise,
+    )
 )
-register(MIXTRAL)
-
-QWEN3_MOE = Architecture(
-    model_types=("qwen3_moe",),
-    linear_layers=ATTENTION_LAYERS,
-    geometry=lambda config: read_geometry(_with_used_window(config)),
-    features=lambda config: {
-        Feature.QK_NORM: "a norm on q and k",
-        **read_features({**_with_used_window(config), **KNOWN_BY_MLP}),
-    },
+register(
+    Architecture(
+        model_types=("qwen3_moe",),
+        linear_layers=ATTENTION_LAYERS,
+        settings=lambda config: {**_with_used_window(config), **KNOWN_BY_MLP},
+        own_features=lambda _: {Feature.QK_NORM: "a norm on q and k"},
+    )
 )
-register(QWEN3_MOE)
 
 # GeGLU, norms before and after, (1 + w) norms, scaled embeddings, and local layers between global ones.
-GEMMA_DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True}
+GEMMA_DEFAULTS = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+GEMMA2_DEFAULTS = {**GEMMA_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 GEMMA3_DEFAULTS = {
     **GEMMA_DEFAULTS,
     "hidden_size": 2304,
@@ -180,30 +169,23 @@ GEMMA3_DEFAULTS = {
     "max_position_embeddings": 131072,
 }
 GEMMA_UNREAD = {"mlp_bias": False, "sliding_window": None}
-GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-GEMMA_ACTIVATION = "gelu_pytorch_tanh"
-
-
-def _gemma_features(config: Config) -> dict[Feature, str]:
-    known = {"hidden_activation": GEMMA_ACTIVATION, **config, **GEMMA_UNREAD}
-    return {Feature.OTHER: "Gemma's norms, embeddings and local layers", **read_features(known)}
-
-
-GEMMA2 = Architecture(
-    model_types=("gemma2",),
-    linear_layers=LLAMA_LAYERS,
-    geometry=lambda config: read_geometry({**GEMMA_DEFAULTS, **config, **GEMMA_UNREAD}),
-    features=lambda config: _gemma_features({**GEMMA_DEFAULTS, **GEMMA2_CAPS, **config}),
+GEMMA_FEATURES = {Feature.OTHER: "Gemma's norms, embeddings and local layers"}
+register(
+    Architecture(
+        model_types=("gemma2",),
+        linear_layers=LLAMA_LAYERS,
+        settings=lambda config: {**GEMMA2_DEFAULTS, **config, **GEMMA_UNREAD},
+        own_features=lambda _: GEMMA_FEATURES,
+    )
 )
-register(GEMMA2)
-
-GEMMA3 = Architecture(
-    model_types=("gemma3_text",),
-    linear_layers=LLAMA_LAYERS,
-    geometry=lambda config: read_geometry({**GEMMA3_DEFAULTS, **config, **GEMMA_UNREAD}),
-    features=lambda config: {Feature.QK_NORM: "a norm on q and k", **_gemma_features({**GEMMA_DEFAULTS, **config})},
+register(
+    Architecture(
+        model_types=("gemma3_text",),
+        linear_layers=LLAMA_LAYERS,
+        settings=lambda config: {**GEMMA3_DEFAULTS, **config, **GEMMA_UNREAD},
+        own_features=lambda _: {Feature.QK_NORM: "a norm on q and k", **GEMMA_FEATURES},
+    )
 )
-register(GEMMA3)
 
 # Text models inside of models that also take images: their config is a key of config.json, their weights have a prefix.
 TEXT_RENAMES = ((r"^language_model\.", ""), (r"^model\.language_model\.", "model."))
@@ -218,16 +200,17 @@ def _text_config(config: Config) -> Config:
     return {**text, tied: config[tied]} if tied in config else text
 
 
-TEXT_PART = Architecture(
-    model_types=("mistral3", "gemma3"),
-    linear_layers=LLAMA_LAYERS,
-    geometry=lambda config: find(text := _text_config(config)).geometry(text),
-    features=lambda config: find(text := _text_config(config)).features(text),
-    plain_positions=lambda config: find(text := _text_config(config)).plain_positions(text),
-    renames=TEXT_RENAMES,
-    text_config=_text_config,
+TEXT_PART = register(
+    Architecture(
+        model_types=("mistral3", "gemma3"),
+        linear_layers=LLAMA_LAYERS,
+        settings=lambda config: find(text := _text_config(config)).settings(text),
+        own_features=lambda config: find(text := _text_config(config)).own_features(text),
+        plain_positions=lambda config: find(text := _text_config(config)).plain_positions(text),
+        renames=TEXT_RENAMES,
+        text_config=_text_config,
+    )
 )
-register(TEXT_PART)
 
 # Llama's block with q, k, v joined and gate, up joined.
 PHI3_LAYERS = (
@@ -239,21 +222,20 @@ PHI3_LAYERS = (
 
 
 def _phi3_features(config: Config) -> dict[Feature, str]:
-    features = read_features({**config, **MISTRAL_UNREAD})
     rotation = config.get("rope_parameters") or config.get("rope_scaling")
     share = (rotation if isinstance(rotation, dict) else {}).get("partial_rotary_factor")
     share = share if share is not None else config.get("partial_rotary_factor", 1.0)
-    if any(config.get(key) for key in ("resid_pdrop", "embd_pdrop")):
-        features[Feature.OTHER] = "dropout outside attention"
     if share != 1.0:
-        features[Feature.OTHER] = "rotation of a part of each head"
-    return features
+        return {Feature.OTHER: "rotation of a part of each head"}
+    has_dropout = config.get("resid_pdrop") or config.get("embd_pdrop")
+    return {Feature.OTHER: "dropout outside attention"} if has_dropout else {}
 
 
-PHI3 = Architecture(
-    model_types=("phi3",),
-    linear_layers=PHI3_LAYERS,
-    geometry=lambda config: read_geometry({**config, "head_dim": None}),
-    features=_phi3_features,
+register(
+    Architecture(
+        model_types=("phi3",),
+        linear_layers=PHI3_LAYERS,
+        settings=lambda config: {**config, **WITHOUT_BIAS, "head_dim": None},
+        own_features=_phi3_features,
+    )
 )
-register(PHI3)

@@ -16,9 +16,7 @@ from bench.architectures.architecture import (
     Architecture,
     Config,
     Feature,
-    Geometry,
     LinearLayer,
-    read_geometry,
     set_fallback,
 )
 
@@ -79,8 +77,8 @@ def make(config: Config) -> Architecture:
     return Architecture(
         model_types=(str(config["model_type"]),),
         linear_layers=tuple(_make_layer(path, names) for path in paths),
-        geometry=_read_geometry,
-        features=lambda known: {Feature.OTHER: f"model type {known['model_type']}, which is not a known family"},
+        settings=_settings,
+        own_features=lambda known: {Feature.OTHER: f"model type {known['model_type']}, which is not a known family"},
         is_packed=config["model_type"] in PACKED_TYPES.split(),
         sees_padding=config["model_type"] in ("cpmant", "doge", "prophetnet"),
     )
@@ -105,7 +103,7 @@ def is_in_attention(path: str) -> bool:
     return "attn" in path or "attention" in path or path.endswith(ATTENTION_NAMES)
 
 
-def _read_geometry(config: Config) -> Geometry:
+def _settings(config: Config) -> Config:
     known = {"max_position_embeddings": MAX_COUNT, **config}
     for key, names in ALIASES.items():
         values = [config[name] for name in (key, *names) if config.get(name) is not None]
@@ -117,7 +115,7 @@ def _read_geometry(config: Config) -> Geometry:
         known.setdefault("intermediate_size", 4 * hidden)
         if isinstance(heads, int) and 0 < heads < hidden:
             known.setdefault("head_dim", hidden // heads)
-    return read_geometry(known)
+    return known
 
 
 set_fallback(make)
