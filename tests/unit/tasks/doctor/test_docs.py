@@ -132,6 +132,8 @@ def rejection(function: Callable[[], object], path: str, replacement: str) -> li
 def gpu_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     monkeypatch.setattr(preflight, "GPU_DEVICE_FILE", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(preflight.nvml, "visible_gpus", list)
+    monkeypatch.setattr(preflight.nvml, "has_device_file", lambda: False)
     library = SimpleNamespace(
         __version__="VERSION", __file__=f"{tmp_path}/__init__.py", cextension=SimpleNamespace(lib=0)
     )
@@ -141,7 +143,7 @@ def gpu_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]
     monkeypatch.delenv("CC", raising=False)
     trial, with_kernels = (suite(name, "gpu", "MODEL", "DATA")[-1] for name in ("quick", "recipes"))
     functions = (
-        lambda: preflight.require_visible_gpu([], has_device_file=False, visible_devices=None),
+        lambda: preflight.require_gpus_for("gpu"),
         lambda: preflight.check(SimpleNamespace(torch=_Torch(None), bitsandbytes=library), trial),  # type: ignore[arg-type]
         lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=library), trial),  # type: ignore[arg-type]
         lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=cuda_library), with_kernels),  # type: ignore[arg-type]
