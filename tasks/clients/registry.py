@@ -1,5 +1,7 @@
 """Registry of the settings: its names, queries that the build VM runs, and the image that pods run, by its digest."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from bench.records import schema
@@ -7,6 +9,7 @@ from bench.records.atomic_files import read_regular
 from bench.records.checksummed import ResultError, refuse_other_version
 from remote.cluster.manifests import Image
 from remote.image.references import InvalidReference, Reference, parse_image_name
+from remote.image.vm_jobs import JobFailed
 from remote.providers import GENERIC, registry_provider
 from tasks.clients.secrets import check_registry_user
 from tasks.clients.target_cluster import known_provider
@@ -39,6 +42,25 @@ def configured_user(settings: Settings, repository: str) -> str:
         raise UsageError("registry.user: not set", remedy=f"set it to {forms or 'the user name at that registry'}")
     check_registry_user(user, repository)
     return user
+
+
+@contextlib.contextmanager
+def registry_refusals(target: Reference) -> Iterator[None]:
+    """Add what to do with the target's provider to the registry's refusal of a login. Raises UsageError."""
+    try:
+        yield
+    except JobFailed as failure:
+        provider = registry_provider(target.host)
+        command = provider.create_repository_command
+        create = "" if command is None else f"if {target.repository} does not exist, `{command}` creates it"
+        remedies = {
+            "unauthorized": provider.texts["registry-login"],
+            "forbidden": create and f"{provider.texts['registry-push']}; {create}",
+            "absent": create,
+        }
+        if remedy := remedies.get(failure.kind):
+            raise UsageError.from_error(failure, remedy=remedy) from failure
+        raise
 
 
 def read_push_record(settings: Settings) -> dict[str, Any]:

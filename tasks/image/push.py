@@ -5,8 +5,7 @@ The push is a job on the build VM, like the build. It gets the password through 
 
 import datetime
 import json
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,16 @@ from bench.records.atomic_files import write_atomic
 from bench.records.units import format_mb
 from bench.records.version import SCHEMA_VERSION, VERSION
 from remote.hosts.command import Secret
-from remote.hosts.host_protocol import Host
 from remote.image import engine
 from remote.image.engine import EngineImage
 from remote.image.plan import outdated_parts
 from remote.image.references import Reference
-from remote.image.vm_jobs import JobFailed, Outcome, VmWork
-from remote.providers import registry_provider
+from remote.image.vm_jobs import VmWork
+from remote.jobs.job import Agent
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command, refuse_several
 from tasks.clients.build_vm import build_vm
-from tasks.clients.registry import configured_image
+from tasks.clients.registry import configured_image, registry_refusals
 from tasks.clients.secrets import encoded_login, registry_password
 from tasks.errors import UsageError, results_write_errors
 from tasks.image import build_profiles, vm_work
@@ -55,7 +53,12 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
                 raise UsageError(problem, remedy="`inv build` rebuilds it, `inv push --force` pushes it as it is")
             print(f"{problem}; pushing it as it is", flush=True)
         work = plan_push(settings, target, user, image, command)
-        outcome = _push(host, work, target, partial(registry_password, settings, user, target.host, command))
+
+        def read_login(_: Agent) -> Secret:
+            return encoded_login(user, registry_password(settings, user, target.host, command))
+
+        with registry_refusals(target):
+            outcome = vm_work.run(host, work, read_login)
     facts = outcome.facts
     _save_record(settings.image_file, target, image, facts)
     result = f"pushed in {outcome.wall_time_sec:.1f} s" if facts["sent"] else "already there; nothing was sent"
@@ -75,21 +78,6 @@ def plan_push(settings: Settings, target: Reference, user: str, image: EngineIma
         "token_hosts": list(settings.registry.token_hosts),
     }
     return vm_work.plan_work(settings, command, "push", f"{target.path}-{target.tag}", document)
-
-
-def _push(host: Host, work: VmWork, target: Reference, password: Callable[[], Secret]) -> Outcome:
-    """Push the image, or follow the push that runs. Raises the errors of `build_vm`."""
-    try:
-        return vm_work.run(host, work, lambda _: encoded_login(work.request["user"], password()))
-    except JobFailed as failure:
-        provider = registry_provider(target.host)
-        if failure.kind == "unauthorized":
-            remedy = provider.texts["registry-login"]
-        elif failure.kind in ("absent", "forbidden") and provider.create_repository_command is not None:
-            remedy = f"if {target.repository} does not exist, `{provider.create_repository_command}` creates it"
-        else:
-            raise
-        raise UsageError.from_error(failure, remedy=remedy) from failure
 
 
 def _save_record(path: Path, target: Reference, image: EngineImage, facts: Mapping[str, Any]) -> None:

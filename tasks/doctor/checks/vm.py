@@ -1,11 +1,8 @@
 """Checks of the build VM: connection, engine, share, models, room for the image; and from there, of the registry."""
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from bench.records.units import format_gb
-from remote.hosts.command import Secret
 from remote.hosts.host_protocol import Host
 from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
@@ -13,7 +10,6 @@ from remote.image.engine import EngineImage, FolderInfo
 from remote.image.plan import BuildPlan
 from remote.image.references import Reference
 from remote.image.vm_jobs import workdir_path
-from remote.providers import registry_provider
 from tasks.clients import registry, secrets
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
@@ -127,18 +123,9 @@ def _plan_next_build(context: CheckContext, host: Host) -> BuildPlan | EngineIma
     return plan
 
 
-LOGIN = Fault("login rejected: {message}", "{registry-login}")
-FORBIDDEN = Fault("no permission to push: {message}", "{registry-push}")
-NO_ANSWER = Fault(
-    "no answer: {message}", "check the VM's route to the registry, then rerun `inv doctor`", is_transient=True
-)
-NOT_A_REGISTRY = Fault(
-    "the host answered, but not as a registry: {message}", "correct registry.image, or check which server answers there"
-)
 NOT_PUSHED = Fault(
     "the login works and may push, but {reference} does not exist yet", "`inv push` creates it", status=CheckStatus.WARN
 )
-_BY_KIND = {"unauthorized": LOGIN, "forbidden": FORBIDDEN, "transient": NO_ANSWER}
 
 
 @REGISTRY_CHECKS.register("name", "Are registry.image and registry.user valid names for that registry?")
@@ -150,7 +137,7 @@ def name(context: CheckContext) -> CheckResult:
 @REGISTRY_CHECKS.register(
     "login",
     "Does the registry accept the login, and may it push there? (An upload is started and cancelled.)",
-    *(LOGIN, FORBIDDEN, NO_ANSWER, NOT_A_REGISTRY, NOT_PUSHED),
+    NOT_PUSHED,
 )
 def login(context: CheckContext) -> CheckResult:
     image, section = _configured_image(context), context.settings.registry
@@ -160,32 +147,18 @@ def login(context: CheckContext) -> CheckResult:
         raise Skipped("registry.password_file is null: `inv push` asks for the password")
     password = secrets.read_secret(context.settings, "registry.password_file", section.password_file)
     context.machine.get_or_skip()
-    answer = context.on_vm(lambda host: _query(context, host, image, (str(section.user), password)))
-    if isinstance(answer, vm_jobs.JobFailed):
-        if answer.kind == "usage" and answer.own_remedy:  # its certificate, for example
-            return from_error(answer)
-        fault = _BY_KIND.get(answer.kind, NOT_A_REGISTRY)
-        return fault.result(registry_provider(image.host), message=answer.problem)
-    if answer["digest"] is None:
-        return NOT_PUSHED.result(reference=image)
-    return passed(f"the login works and may push; {image} is {answer['digest'][:19]}")
-
-
-def _query(
-    context: CheckContext, host: Host, image: Reference, login: tuple[str, Secret]
-) -> Mapping[str, Any] | vm_jobs.JobFailed:
-    user, password = login
     question = {
         "host": image.host,
         "path": image.path,
         "tag": image.tag,
-        "login": secrets.encoded_login(user, password).reveal(),
-        "token_hosts": list(context.settings.registry.token_hosts),
+        "login": secrets.encoded_login(section.user, password).reveal(),
+        "token_hosts": list(section.token_hosts),
     }
-    try:
-        return vm_jobs.query_registry(vm_jobs.create_agent(host), question)
-    except vm_jobs.JobFailed as failed:  # an error of the registry, not of the VM
-        return failed
+    with registry.registry_refusals(image):
+        answer = context.on_vm(lambda host: vm_jobs.query_registry(vm_jobs.create_agent(host), question))
+    if answer["digest"] is None:
+        return NOT_PUSHED.result(reference=image)
+    return passed(f"the login works and may push; {image} is {answer['digest'][:19]}")
 
 
 def _configured_image(context: CheckContext) -> Reference:

@@ -46,8 +46,6 @@ def test_each_fault(case: Case, result_of: ResultOf, project: Path, monkeypatch:
     (project / "token").touch(mode=0o600)
     (project / "token").write_text("secret")
     options: dict[str, Any] = {"on_vm": case["on_vm"]} if "on_vm" in case else {}
-    if "job_failed" in case:
-        options["on_vm"] = vm_jobs.JobFailed(case["job_failed"], "what it says", remedy="and more")
     values = case.get("settings", {})
     if "cluster" in case:
         options["cluster"] = FakeCluster(**{key: value for key, value in case["cluster"].items() if key != "denied"})
