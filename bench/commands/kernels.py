@@ -1,8 +1,8 @@
 """kernels: compile what the recipe `fast` launches, for GPUs that need not be there, into a folder.
 
 The model has the shapes of a folder's config.json and no weights: two of its layers on "meta", one of them held. A step
-of each kind runs on it: products in 16 and in 8 bits, short and long samples, activations kept and recomputed, the
-tiles that a GPU would measure, and an evaluation.
+of each kind runs on it: products in 16 and in 8 bits, short and long samples, activations kept and recomputed,
+and an evaluation.
 """
 
 import dataclasses
