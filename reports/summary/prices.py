@@ -96,18 +96,10 @@ class PriceTable:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that keeps days as text, and without aliases, of which a few lines can expand beyond all memory."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="an alias", problem_mark=self.get_mark())
-        return super().compose_node(parent, index)
+    """YAML loader that keeps days as text."""
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
-    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
 
 
 @functools.lru_cache(maxsize=8)
