@@ -56,7 +56,10 @@ def _mark(row: ConfigurationRow, offsets: "pd.Series[float]") -> Mark:
     if row.measured is None:
         return Mark(value=None, text=formatting.UNKNOWN)
     step = row.measured.step_time_sec
-    ends = [None if end is None else 100.0 * (end / step.value - 1.0) for end in (step.low, step.high)]
+    ends = [
+        None if end is None else min(100.0 * (end / step.value - 1.0), MAX_OFFSET_PERCENT)
+        for end in (step.low, step.high)
+    ]
     return Mark(
         value=0.0,
         text=f"{formatting.estimate(step, ' s')}, n = {step.n}",

@@ -80,7 +80,7 @@ def _sections(training: TrainingReport) -> Iterator[Section]:
     yield Section(title="All numbers", parts=(numbers,), is_brief=True)
     yield from _data(training)
     if len(training.attempts) > 1:
-        yield Section(title="Attempts", parts=(_attempts(training),))
+        yield Section(title="Attempts", parts=(_attempts(training),), is_brief=True)
     if training.rejected:
         rejected = [(each.file, each.reason) for each in training.rejected]
         yield Section(title="Rejected files", parts=(text_table(("file", "reason"), rejected),))

@@ -99,7 +99,7 @@ class _Loader(yaml.SafeLoader):
     """YAML loader that keeps days as text."""
 
 
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: str(node.value))
 
 
 @functools.lru_cache(maxsize=8)

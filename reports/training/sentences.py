@@ -1,7 +1,7 @@
 """The sentences and titled numbers of a training: headline, score, losses, cost, predicted against actual."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.records.adapter import FORM_LABELS, ServedForm
@@ -11,7 +11,6 @@ from bench.records.training import DataFinding, Evaluation, TrainingRecord
 from bench.records.units import format_gib, format_mb
 from reports import formatting
 from reports.read import attempts
-from reports.read.attempts import AttemptSpan
 from reports.read.loaded_run import ReportError
 from reports.training.training_facts import TrainingReport, adapter_evaluation, check_command, read_check
 
@@ -175,14 +174,12 @@ def _lines(training: TrainingReport) -> Iterator[tuple[str, str | None]]:
     for evaluation in {end.step: end for end in ends}.values():
         yield f"held-out loss, step {evaluation.step:,}", _loss(evaluation, best)
     yield "tokens trained on", f"{sum(record.steps.tokens):,}, {sum(record.steps.targets):,} of them targets"
-    yield "time of the steps", formatting.duration(training.steps_sec)
     held = formatting.duration(3600.0 * training.worker_hours)
     waits = ", with waits for a restart" if training.attempts[1:] else ""
     yield "worker time", f"{held} over all workers{waits}" if training.attempts else None
     yield "peak GPU memory", None if record.peak_vram_bytes is None else format_gib(record.peak_vram_bytes, 2)
     price = training.forecast.get("price") or formatting.dollars(training.price)
     yield "cost", None if training.usd is None else f"{formatting.dollars(training.usd)} at {price}"
-    yield "restarts", _restarts(training.attempts[1:])
     yield "adapter", _adapter(record)
 
 
@@ -190,17 +187,6 @@ def _loss(evaluation: Evaluation, best: Evaluation | None) -> str:
     mark = ", the lowest" if evaluation is best else ""
     loss = f"{evaluation.loss:.4f} {formatting.span(evaluation.low, evaluation.high, 4)}".rstrip()
     return f"{loss} over {formatting.count(evaluation.rows, 'example')}{mark}"
-
-
-def _restarts(restarts: Sequence[AttemptSpan]) -> str | None:
-    if not restarts:
-        return None
-    known = [restart.lost_sec for restart in restarts if restart.lost_sec is not None]
-    usd = [restart.usd for restart in restarts if restart.usd is not None]
-    cost = f", {formatting.number(sum(known))} s since their checkpoints" if known else ""
-    paid = f", {formatting.dollars(sum(usd))}" if usd else ""
-    unknown = len(restarts) - len(known)
-    return f"{len(restarts)}{cost}{paid}{f'; the cost of {unknown} is unknown' if unknown else ''}"
 
 
 def _adapter(record: TrainingRecord) -> str | None:
