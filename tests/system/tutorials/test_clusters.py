@@ -1,10 +1,10 @@
 """Every command of docs/tutorials/oke.md and kubernetes.md, typed where it can run: tenancy and cluster.
 
 Real kubectl and SDK; `inv` is forked. The tenancy and the cluster are the tests' own; the kubeconfig of `inv
-tenancy.kubeconfig` leads from one to the other (with THOROUGH=1 in every command). The commands of benchmark and
-training, whose steps compute nothing, are the same on both pages and typed with THOROUGH=1: test_inv_bench_pods.py and
-test_deploy_training.py run them too. Not covered: blocks `by-hand`, and the part about the image
-(tests/system/image/test_tutorials.py).
+tenancy.kubeconfig` leads from one to the other. The commands of deployment, benchmark and training are the same on both
+pages. Those of the deployment are typed on the one for any Kubernetes, the others, whose steps compute nothing, with
+THOROUGH=1: test_inv_bench_pods.py and test_deploy_training.py run them too. Not covered: blocks `by-hand`, and the part
+about the image (tests/system/image/test_tutorials.py).
 """
 
 import os
@@ -82,8 +82,12 @@ def typed_lines(page: Path, section: str) -> list[str]:
 def type_page(page: Path, project: Project, environment: dict[str, str], *without: str, only: str = "") -> str:
     """Type a page but for the parts SKIPPED, or one part only; assert that each command succeeds."""
     sections = {only} if only else {block.section for block in blocks(page)} - {*SKIPPED, *without}
+    return type_lines(typed_script(page, *sections), project, environment)
+
+
+def type_lines(script: str, project: Project, environment: dict[str, str]) -> str:
     done = subprocess.run(
-        ("bash", "-c", typed_script(page, *sections)),
+        ("bash", "-c", script),
         cwd=project.folder,
         env=environment,
         capture_output=True,
@@ -117,16 +121,18 @@ def oke(
         endpoint = f"from tasks.oci import clients; clients.ENDPOINT = {tenancy.url!r}; "
         install_forked_inv(bare_project.folder / "bin", bare_project.server, before=endpoint)
         write_token(bare_project, "ocir-token")
-        output = type_page(OKE, bare_project, small, only=TENANCY_SECTION)
-        assert (bare_project.folder / ".kube" / "config").exists(), output
-        if not THOROUGH:  # each call of kubectl starts a Python for its token
-            (bare_project.folder / ".kube" / "config").write_text(cluster.kubeconfig_text(context="training"))
         yield small
 
 
 def test_every_command_on_oke_succeeds(bare_project: Project, oke: dict[str, str]) -> None:
     assert typed_lines(OKE, RUN_SECTION) == typed_lines(GENERIC, RUN_SECTION)
-    assert f"{PODS} of {PODS} pods are up" in type_page(OKE, bare_project, oke, TENANCY_SECTION)
+    assert typed_lines(OKE, "4. Four nodes") == typed_lines(GENERIC, "4. The pods")
+    output = type_page(OKE, bare_project, oke, only=TENANCY_SECTION)
+    assert (bare_project.folder / ".kube" / "config").exists(), output
+    if THOROUGH:
+        assert f"{PODS} of {PODS} pods are up" in type_page(OKE, bare_project, oke, TENANCY_SECTION)
+    else:
+        assert f"{PODS} nodes qualify" in type_lines("inv nodes", bare_project, oke)
 
 
 def test_every_command_on_any_kubernetes_succeeds_and_names_no_cloud(
