@@ -186,7 +186,17 @@ def test_a_failed_pull_ends_the_wait_with_its_cause(operator: Operator) -> None:
     assert "2 of 2 pods are up" in operator.inv("deploy")
 
 
-def test_a_deployment_waits_for_what_a_killed_teardown_deletes(deployed: Operator) -> None:
+def test_a_job_that_the_server_refuses_ends_no_pod_and_a_deployment_waits_for_what_a_killed_teardown_deletes(
+    deployed: Operator,
+) -> None:
+    before = {pod["metadata"]["uid"] for pod in deployed.objects("pods")}
+    refusal = 'admission webhook "no.example" denied the request: no'
+    deployed.cluster.faults.fail_requests(status=403, message=refusal, path="*/jobs", method="POST")
+    deployed.set_cluster(memory="65Mi")
+    assert refusal in deployed.inv("deploy", code=2)
+    assert {pod["metadata"]["uid"] for pod in deployed.objects("pods")} == before
+    deployed.set_cluster(memory="64Mi")
+
     before = {job["metadata"]["uid"] for job in deployed.objects("jobs.batch")}
     hold = '{"metadata": {"finalizers": ["tests/hold"]}}'
     deployed.kubectl("patch", "job", "bench", "--type=merge", f"--patch={hold}")
@@ -199,15 +209,6 @@ def test_a_deployment_waits_for_what_a_killed_teardown_deletes(deployed: Operato
     assert "2 of 2 pods are up" in deployed.inv("deploy")
     release.join()
     assert before.isdisjoint(job["metadata"]["uid"] for job in deployed.objects("jobs.batch"))
-
-
-def test_a_job_that_the_server_refuses_does_not_end_the_old_one(deployed: Operator) -> None:
-    before = {pod["metadata"]["uid"] for pod in deployed.objects("pods")}
-    refusal = 'admission webhook "no.example" denied the request: no'
-    deployed.cluster.faults.fail_requests(status=403, message=refusal, path="*/jobs", method="POST")
-    deployed.set_cluster(memory="65Mi")
-    assert refusal in deployed.inv("deploy", code=2)
-    assert {pod["metadata"]["uid"] for pod in deployed.objects("pods")} == before
 
 
 def test_late_pods_end_a_deployment_with_the_command_that_continues_and_an_absent_server_is_waited_for(

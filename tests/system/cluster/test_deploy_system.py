@@ -62,7 +62,9 @@ def test_before_a_deployment_a_dry_run_prints_the_plan_and_every_task_names_the_
     assert "nothing to do" in operator.inv("teardown", "--yes")
 
 
-def test_a_manual_change_is_shown_and_reverted(deployed: Operator) -> None:
+def test_a_manual_change_is_reverted_a_setting_replaces_the_pods_and_another_overlay_deletes_them(
+    deployed: Operator,
+) -> None:
     def service() -> Any:
         (service_object,) = (
             service for service in deployed.objects("services") if service["metadata"]["name"] == "bench"
@@ -95,8 +97,6 @@ def test_a_manual_change_is_shown_and_reverted(deployed: Operator) -> None:
     assert service()["selector"]["app.kubernetes.io/name"] == "bench"
     assert {job["metadata"]["uid"] for job in deployed.objects("jobs.batch")} == before
 
-
-def test_a_changed_setting_replaces_the_pods_and_another_overlay_deletes_them(deployed: Operator) -> None:
     before = {pod["metadata"]["uid"] for pod in deployed.objects("pods")}
     deployed.set_cluster(memory="65Mi", size=1)
     # A word of kubectl's command line is a valid password.
@@ -158,7 +158,9 @@ def test_an_existing_namespace_keeps_its_labels(operator: Operator) -> None:
     operator.inv_unchanged("deploy")
 
 
-def test_a_shell_runs_in_the_requested_pod_which_is_as_in_the_manifest_and_replaced_if_lost(deployed: Operator) -> None:
+def test_a_shell_runs_in_a_pod_as_in_the_manifest_a_lost_pod_is_replaced_and_teardown_deletes_only_ours(
+    deployed: Operator,
+) -> None:
     output = deployed.inv("shell", "--pod", "1", stdin="echo on $HOSTNAME as $(id -u); exit 7\n", code=7)
     assert "on bench-1 as 1000" in output
     assert "'nine'; choose bench-" in deployed.inv("shell", "--pod", "nine", code=2)
@@ -183,8 +185,6 @@ def test_a_shell_runs_in_the_requested_pod_which_is_as_in_the_manifest_and_repla
 
     deployed.cluster.wait_until(replaced, "a replacement")
 
-
-def test_teardown_deletes_only_the_deployments_objects(deployed: Operator) -> None:
     foreign = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "foreign"}, "data": {"a": "b"}}
     deployed.kubectl("apply", "-f", "-", stdin=json.dumps(foreign).encode())
     assert "--yes" in deployed.inv("teardown", code=4)
