@@ -29,18 +29,21 @@ def error_of(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_hub"),
-    [("mistralai/Mistral-7B-v0.3", True), ("models/absent", False), ("/srv/absent", False), ("absent", False)],
+    ("name", "remedy"),
+    [
+        ("mistralai/Mistral-7B-v0.3", "`inv model.fetch --here --model=mistralai/Mistral-7B-v0.3`"),
+        ("mistralai/Mistral-7B-v0.3", "--model=models/mistralai--Mistral-7B-v0.3"),
+        *((name, "`inv model.demo`") for name in ("models/absent", "/srv/absent", "absent")),
+    ],
 )
-def test_a_name_on_the_hub_in_place_of_a_folder_is_answered_with_the_command(
-    name: str, is_hub: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_folder_is_answered_by_what_helps_there(
+    name: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     Path("models").mkdir()
-    with pytest.raises(InputError) as caught:
-        check_model(Path(name))
-    command = f"`inv model.fetch --here --model={name}`"
-    assert (command in caught.value.remedy, "--model=models/mistralai--" in caught.value.remedy) == (is_hub, is_hub)
+    assert remedy in error_of(Path(name))
+    monkeypatch.setenv(NODE_NAME_VARIABLE, "node-1")
+    assert "pods' volume" in error_of(Path(name)), "a pod has no such command"
 
 
 @pytest.mark.parametrize("folder", ["model_folder", "sharded_folder"])
@@ -131,20 +134,21 @@ def test_a_truncated_and_a_missing_shard_are_refused_by_name(sharded_folder: Pat
     assert f"{path.name}: missing" in error_of(sharded_folder)
 
 
-def test_a_tensor_that_is_not_where_the_index_says_is_refused(sharded_folder: Path):
-    index = sharded_folder / "model.safetensors.index.json"
-    weight_map = json.loads(index.read_text())["weight_map"]
-    edit_json(index, weight_map=weight_map | {"model.norm.weight": "model-00001-of-00002.safetensors"})
-    assert "model-00001-of-00002.safetensors: model.norm.weight: missing" in error_of(sharded_folder)
-
-
-def test_an_index_without_a_map_or_that_points_outside_the_folder_is_rejected(sharded_folder):
+@pytest.mark.parametrize(
+    ("weight_map", "expected"),
+    [
+        *((weight_map, "index.json: weight_map: ") for weight_map in (None, [], {}, {"a": 3})),
+        ({"a": "../out.safetensors"}, "out.safetensors: missing"),
+        (
+            {"model.norm.weight": "model-00001-of-00002.safetensors"},
+            "model-00001-of-00002.safetensors: model.norm.weight: missing",
+        ),
+    ],
+)
+def test_an_index_without_a_map_or_that_names_another_file_is_rejected(sharded_folder: Path, weight_map, expected):
     (sharded_folder.parent / "out.safetensors").write_bytes(b"")
-    for weight_map in (None, [], {}, {"a": 3}, {"a": "../out.safetensors"}):
-        edit_json(sharded_folder / "model.safetensors.index.json", weight_map=weight_map)
-        is_outside = weight_map == {"a": "../out.safetensors"}
-        expected = "out.safetensors: missing" if is_outside else "index.json: weight_map: "
-        assert expected in error_of(sharded_folder)
+    edit_json(sharded_folder / "model.safetensors.index.json", weight_map=weight_map)
+    assert expected in error_of(sharded_folder)
 
 
 NAMED = [{"name": "tool_use", "template": "{{ messages }}"}]
@@ -260,9 +264,3 @@ def test_the_tokens_that_end_an_answer_are_those_of_the_config(
     assert end_tokens(tmp_path) == set()
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert end_tokens(tmp_path) == expected
-
-
-def test_a_missing_folder_is_answered_by_what_helps_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "`inv model.demo`" in error_of(tmp_path / "none")
-    monkeypatch.setenv(NODE_NAME_VARIABLE, "node-1")
-    assert "pods' volume" in error_of(tmp_path / "none"), "a pod has no such command"

@@ -63,11 +63,6 @@ def test_a_line_gives_its_turns_answers_and_unread_keys(case: Case, tmp_path: Pa
     }
 
 
-@pytest.mark.parametrize("kind", SAME_TURNS)
-def test_a_system_text_of_a_line_is_its_first_turn(kind: str, tmp_path: Path) -> None:
-    assert read_one(tmp_path, SAME_TURNS[kind] | {"system": "s"}).turns == (("system", "s"), *TURNS)
-
-
 def test_bad_lines_are_listed_at_once(tmp_path: Path) -> None:
     good, bad = SAME_TURNS["Alpaca"], ["{", {"body": "x"}, {**SAME_TURNS["Alpaca"], "weight": 0}]
     path = write(tmp_path / "d.jsonl", good, *bad, *[good] * 200)
