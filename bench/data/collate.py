@@ -67,7 +67,9 @@ def make_rows(trial: Trial, conversations: Sequence[Conversation], tokenizer: An
     """Make the distinct rows that the trial's steps need, at most one pass over the data. Raises InputError."""
     order = list(range(len(conversations)))
     random.Random(trial.seed).shuffle(order)  # noqa: S311 - a reproducible order, not a secret
-    needed, builder = rows_needed(trial), _example_builder(trial, tokenizer, len(conversations))
+    needed, skipped = rows_needed(trial), BadLines(source=trial.data, policy="skip")
+    on_bad_line = partial(skipped.add, lines=len(order)) if trial.reading.bad_lines == "skip" else None
+    builder = ExampleBuilder(tokenizer, trial.reading, max_seq_len=None, on_bad_line=on_bad_line)
     samples = (example.ids.tolist() for example in builder.build(conversations[index] for index in order))
     if trial.layout == "varlen":
         separation = read_separation(Path(trial.model))
@@ -89,13 +91,6 @@ def make_rows(trial: Trial, conversations: Sequence[Conversation], tokenizer: An
             remedy="add data, or reduce max_seq_len or micro_batch_size",
         )
     return packed
-
-
-def _example_builder(trial: Trial, tokenizer: Any, lines: int) -> ExampleBuilder:
-    """Return a builder of examples of any length, as a training with the trial's data options has them."""
-    skipped = BadLines(source=trial.data, policy="skip")
-    on_bad_line = partial(skipped.add, lines=lines) if trial.reading.bad_lines == "skip" else None
-    return ExampleBuilder(tokenizer, trial.reading, max_seq_len=None, on_bad_line=on_bad_line)
 
 
 def rows_needed(trial: Trial) -> int:
