@@ -111,20 +111,22 @@ def next_comparison(folder: Path, record: QualityRecord | None) -> Comparison | 
 
 def _next_stage(settings: Settings, record: QualityRecord | None) -> Comparison | None:
     """Return a comparison of the record that needs more pairs than were planned, within quality.max_pairs."""
-    for check in () if record is None else record.checks:
+    if record is None:
+        return None
+    for check in record.checks:
         if _pairs_wanted(settings, record, check) > check.planned_pairs:
             return Comparison(label=check.label, trial=check.trial, reference=check.reference)
     return None
 
 
-def _pairs_wanted(settings: Settings, record: QualityRecord | None, check: LossCheck) -> int:
+def _pairs_wanted(settings: Settings, record: QualityRecord, check: LossCheck) -> int:
     """Return the number of pairs that the deviation in stage 1 asks for, within the budget.
 
     It does not depend on the difference, which would raise the share of false claims. What stage 2 has decided is not
     compared again.
     """
     first = first_difference_of(check)
-    if record is None or first is None or (check.more_run_ids and verdict_of(record, check.trial) != "undecided"):
+    if first is None or (check.more_run_ids and verdict_of(record, check.trial) != "undecided"):
         return 0
     return pairs_of_both_stages(first, record.max_increase_percent, settings.quality.max_pairs)
 
@@ -216,26 +218,22 @@ def _compare(
         max_increase_percent=settings.quality.max_increase_percent, steps=settings.quality.steps
     )
     check = record.find(comparison.trial)
+    if check is None or check.is_complete:
+        check = _plan_stage(settings, hosts, folder, record, comparison)
+        record = record.with_check(check)
     try:
-        if check is None or check.is_complete:
-            check = _plan_stage(settings, hosts, folder, record, comparison)
-            record = record.with_check(check)
         runner.resume(settings, check.run_ids[-1], hosts, plain=plain)
     except SomeTrialsFailed as error:
         print(error)
-    if check is None:
-        raise ValueError("a started comparison is in the record")
-    record = record.with_check(_finish(settings, record, check))
+    check = _finish(settings, record, check)
+    record = record.with_check(check)
     record.write(folder)
-    print(escape_controls(_outcome(settings, record, check.trial)))
+    print(escape_controls(_outcome(settings, record, check)))
     return record
 
 
-def _outcome(settings: Settings, record: QualityRecord, trial: Trial) -> str:
+def _outcome(settings: Settings, record: QualityRecord, check: LossCheck) -> str:
     """Return one line: what a stage has shown of a configuration, and what follows."""
-    check = record.find(trial)
-    if check is None:
-        raise ValueError("a finished comparison is in the record")
     first, difference = first_difference_of(check), difference_of(check)
     margin, planned = record.max_increase_percent, check.planned_pairs
     text = f"{check.label}: {{}} ({difference_text(check)})"
@@ -246,7 +244,7 @@ def _outcome(settings: Settings, record: QualityRecord, trial: Trial) -> str:
             f"{check.label}: {difference_text(check)} after {formatting.count(first.pairs, 'pair')}; their deviation "
             f"of {first.sd:.2g} % needs {wanted - planned} more"
         )
-    verdict = verdict_of(record, trial)
+    verdict = verdict_of(record, check.trial)
     if verdict != "undecided":
         shown = (
             "at the same loss as the reference" if verdict == "same" else f"more than {margin:g} % above the reference"

@@ -83,7 +83,9 @@ def nvmlDeviceGetUtilizationRates(handle):  # noqa: N802
 
 def nvmlDeviceGetMemoryInfo(handle, version=None):  # noqa: N802
     gpu = _gpu(handle, "nvmlDeviceGetMemoryInfo_v2" if version else "nvmlDeviceGetMemoryInfo")
-    return SimpleNamespace(used=gpu["used"] + (0 if version else gpu["reserved"]), total=gpu["total"])
+    if version:
+        return SimpleNamespace(used=gpu["used"], total=gpu["total"], reserved=gpu["reserved"])
+    return SimpleNamespace(used=gpu["used"] + gpu["reserved"], total=gpu["total"])
 
 
 def nvmlDeviceGetPowerUsage(handle):  # noqa: N802
