@@ -5,6 +5,7 @@ first one; another thread copies it to the host. Paged state is in memory that h
 copied through a device view, because reading it on the host would move its pages there and back.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -90,30 +91,26 @@ class Weights:
         """Copy saved tensors into these weights. Raises KeyError or RuntimeError if names or shapes differ."""
         _copy_tensors(adapter, self.adapter)
         _copy_tensors(state, self.state)
-        self.set_counters(counters)
-        if self._torch.cuda.is_available():
-            self._torch.cuda.synchronize()
-
-    def to_flat(self) -> Any:
-        """Return all tensors as one byte tensor on the host, for the other ranks."""
-        tensors = (*self.adapter.values(), *self.state.values())
-        parts = [tensor.to("cpu").contiguous().view(-1).view(self._torch.uint8) for tensor in tensors]
-        return self._torch.cat(parts)
-
-    def load_flat(self, flat: Any) -> None:
-        """Load the result of `to_flat`."""
-        start = 0
-        for tensor in (*self.adapter.values(), *self.state.values()):
-            size = tensor.numel() * tensor.element_size()
-            # A copy, because a slice need not be aligned for floats.
-            part = flat[start : start + size].clone()
-            tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
-            start += size
-
-    def set_counters(self, counters: Mapping[str, int]) -> None:
         for name, owner, key in self._entries():
             if not self._torch.is_tensor(owner[key]):
                 owner[key] = counters[name]
+        if self._torch.cuda.is_available():
+            self._torch.cuda.synchronize()
+
+    def to_host(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
+        """Return copies on the host that `load` takes."""
+        return (
+            self.copy_adapter(),
+            {name: each.to("cpu", copy=True) for name, each in self.state.items()},
+            self.counters(),
+        )
+
+    def digest(self) -> str:
+        """Return the sha256 of adapter and state."""
+        digest = hashlib.sha256()
+        for tensor in (*self.adapter.values(), *self.state.values()):
+            digest.update(tensor.to("cpu").contiguous().view(-1).view(self._torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def _device_view(self, tensor: Any) -> Any:
         if not getattr(tensor, "is_paged", False) or not self._torch.cuda.is_available():
@@ -137,45 +134,37 @@ class _SharedMemory:
 
 
 class Snapshot:
-    """Buffers for one copy of the weights, on their devices and on the host."""
+    """One copy of the weights, on their devices."""
 
     def __init__(self, torch: Any, weights: Weights) -> None:
         self._torch, self._weights = torch, weights
-        self._sources = {f"a/{name}": tensor for name, tensor in weights.adapter.items()}
-        self._sources |= {f"s/{name}": tensor for name, tensor in weights.state.items()}
-        self._copies = {name: torch.empty_like(tensor) for name, tensor in self._sources.items()}
+        self._adapter, self._state = (
+            {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+            for tensors in (weights.adapter, weights.state)
+        )
         self._counters: dict[str, int] = {}
-        self._is_cuda = any(tensor.is_cuda for tensor in self._copies.values())
-        self._host = {
-            name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            for name, tensor in self._copies.items()
-            if tensor.is_cuda
-        }
-        self._copied = torch.cuda.Event() if self._is_cuda else None
-        self._stream = torch.cuda.Stream() if self._is_cuda else None
+        is_cuda = any(tensor.is_cuda for tensor in self._adapter.values())
+        self._copied = torch.cuda.Event() if is_cuda else None
+        self._stream = torch.cuda.Stream() if is_cuda else None
 
     def copy(self) -> None:
         """Copy the weights on their devices, after all queued work."""
-        for is_cuda in (False, True):
-            names = [name for name, tensor in self._sources.items() if bool(tensor.is_cuda) is is_cuda]
-            if names:
-                self._torch._foreach_copy_([self._copies[n] for n in names], [self._sources[n] for n in names])
+        for sources, copies in ((self._weights.adapter, self._adapter), (self._weights.state, self._state)):
+            for name, tensor in sources.items():
+                copies[name].copy_(tensor)
         self._counters = self._weights.counters()
         if self._copied is not None:
             self._copied.record()
 
     def to_host(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
         """Return (adapter, state, counters) of the last copy; thread-safe while the training continues."""
-        copies = dict(self._copies)
         if self._stream is not None:
             self._stream.wait_event(self._copied)
-            with self._torch.cuda.stream(self._stream):
-                for name, buffer in self._host.items():
-                    buffer.copy_(self._copies[name], non_blocking=True)
-            self._stream.synchronize()
-            copies |= self._host
-        parts = {kind: {n[2:]: t for n, t in copies.items() if n.startswith(f"{kind}/")} for kind in "as"}
-        return parts["a"], parts["s"], dict(self._counters)
+        with self._torch.cuda.stream(self._stream):  # without a stream it does nothing
+            adapter, state = (
+                {name: tensor.to("cpu") for name, tensor in copies.items()} for copies in (self._adapter, self._state)
+            )
+        return adapter, state, self._counters
 
 
 def adapter_config(peft_model: Any) -> str:

@@ -7,7 +7,6 @@ as an uninterrupted one, bit by bit, on the same kind of device and number of ra
 
 import contextlib
 import dataclasses
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -128,12 +127,9 @@ class Trainer:
         elif self.training.init_adapter is not None and self.group.rank == 0:
             load_init_adapter(self.training.init_adapter, self.training.init_sha256, self.weights)
             is_begun = True
-        self.state, counters = self.group.broadcast_object((self.state, self.weights.counters()))
         if not self.group.is_single:
-            flat = self.weights.to_flat()
-            self.group.broadcast_(flat)
-            self.weights.load_flat(flat)
-            self.weights.set_counters(counters)
+            self.state, weights = self.group.broadcast_object((self.state, self.weights.to_host()))
+            self.weights.load(*weights)
         if is_begun:
             self._checkpoint(wait=True)  # a later attempt may be on a machine without the adapter
 
@@ -177,7 +173,7 @@ class Trainer:
             if time.monotonic() - last_checkpoint >= training.checkpoint_sec and self._checkpoint():
                 last_checkpoint = time.monotonic()
         self._checkpoint(wait=True)
-        self._compare_ranks()
+        self.group.check_equal(self.weights.digest(), "the adapter")
         return "early" if self._is_early() and self.state.step < self.steps else "finished"
 
     def _upcoming(self) -> Iterator[tuple[list[StepRow], int, list[list[Any]]]]:
@@ -316,10 +312,6 @@ class Trainer:
         self.context.report(time=schema.to_json(self.state.time))
 
     # The end ----------------------------------------------------------------------------------------------------------
-
-    def _compare_ranks(self) -> None:
-        digest = hashlib.sha256(self.weights.to_flat().numpy().tobytes()).hexdigest()
-        self.group.check_equal(digest, "the adapter")
 
     def communication_percent(self) -> float | None:
         """Return the share of the median step spent waiting for gradients, by the rank that waits least in each."""

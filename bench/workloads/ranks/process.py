@@ -76,11 +76,6 @@ class RankGroup:
         self.torch.distributed.broadcast_object_list(box, src=0, group=self._cpu_group)
         return box[0]
 
-    def broadcast_(self, tensor: Any) -> None:
-        """Copy a CPU `tensor` from rank 0 to all ranks, in place."""
-        if not self.is_single:
-            self.torch.distributed.broadcast(tensor, src=0, group=self._cpu_group)
-
     def barrier(self) -> None:
         """Wait for all ranks."""
         if not self.is_single:
