@@ -22,10 +22,9 @@ os.environ.setdefault("GOMEMLIMIT", "256MiB")
 os.environ.pop("COLUMNS", None)
 # Collecting the tests creates half a million objects and no garbage: saves 1.4 s of processor time in each worker.
 gc.disable()
-# The build VM's tests are two units, so that two workers share them: a VM takes 10 s. A file has machines of its own.
+# The build VM's tests are two units, so that two workers share them: a VM takes 10 s.
 BUILD_VM_TESTS = "tests/system/image/"
 BUILD_TESTS = (f"{BUILD_VM_TESTS}test_inv_build.py", f"{BUILD_VM_TESTS}test_inv_image.py")
-OWN_MACHINES = f"{BUILD_VM_TESTS}test_model_fetch.py"
 # These import the training stack: 2.8 s of processor time in each worker that runs one of them.
 STACK = "tests/unit/bench/"
 STACK_FOLDERS = tuple(
@@ -82,7 +81,7 @@ def unit_of(nodeid: str) -> str:
         return STACK
     if file in BUILD_TESTS:
         return BUILD_TESTS[0]
-    return BUILD_VM_TESTS if file.startswith(BUILD_VM_TESTS) and file != OWN_MACHINES else file
+    return BUILD_VM_TESTS if file.startswith(BUILD_VM_TESTS) else file
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

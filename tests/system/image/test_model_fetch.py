@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import secrets
 import shutil
 import struct
@@ -10,16 +9,14 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.support.forked import INV_CODE, INV_LIBRARIES, ForkServer
+from tests.support.machines.build_vm import BuildVm
 from tests.support.machines.fake_hub import COMMIT, MODEL
-from tests.support.machines.network import Network
+from tests.support.machines.network import USER
 from tests.support.machines.ssh_tools import wait_for
 from tests.support.paths import ROOT
 
@@ -34,10 +31,10 @@ def shard(name: str, floats: int) -> bytes:
 
 
 class HubTestbed:
-    """The network with a hub on the VM, and on the laptop a project and a fork server for `inv`."""
+    """The build VM with a hub on it."""
 
-    def __init__(self, network: Network, server: ForkServer) -> None:
-        self.network, self.hub, self.server = network, network.folder / "hub", server
+    def __init__(self, build_vm: BuildVm) -> None:
+        self.build_vm, self.hub = build_vm, build_vm.folder / "hub"
         folder = self.hub / "files"
         folder.mkdir(parents=True)
         files = {
@@ -53,31 +50,19 @@ class HubTestbed:
         for name, data in files.items():
             (folder / name).write_bytes(data)
         self.wanted_files = {name: files[name] for name in files if not name.startswith(("README", "pyt", "cons"))}
-        self.expected_files = dict(self.wanted_files)
         self.set_faults()
         argv = (sys.executable, "-m", "tests.support.machines.fake_hub", str(self.hub), "8080")
-        network.vm.start(*argv, log="hub.log", cwd=ROOT)
+        build_vm.vm.start(*argv, log="hub.log", cwd=ROOT)
         # The VM's Python finds the hub's client as after `pip install --user huggingface_hub`. It is mounted, because
         # the VM's user may not access the folders above this project.
-        network.vm.run("mkdir", "/mnt/packages")
-        network.vm.run("mount", "--bind", sysconfig.get_paths()["purelib"], "/mnt/packages")
-        site = network.vm.run("python3", "-m", "site", "--user-site", user="ubuntu", check=False).stdout.strip()
+        build_vm.vm.run("mkdir", "/mnt/packages")
+        build_vm.vm.run("mount", "--bind", sysconfig.get_paths()["purelib"], "/mnt/packages")
+        site = build_vm.vm.run("python3", "-m", "site", "--user-site", user=USER, check=False).stdout.strip()
         Path(site).mkdir(parents=True)
         Path(site, "client.pth").write_text("/mnt/packages\n")
-        network.vm.run("chown", "-R", "ubuntu", str(network.home))
+        build_vm.chown_to_user(build_vm.network.home)
         listening = ("bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8080")
-        wait_for(lambda: network.vm.run(*listening, check=False).returncode == 0, "the hub")
-        self.project = network.folder / "project"
-        self.project.mkdir()
-        for name in ("bench", "remote", "reports", "tasks", "image"):
-            shutil.copytree(ROOT / name, self.project / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "tasks.py", self.project)
-        settings = yaml.safe_load((ROOT / "invoke.yaml").read_text())
-        settings["build"]["host"] = "vm"
-        settings["image"]["models"] = [MODEL]
-        settings["hub"]["endpoint"] = "http://127.0.0.1:8080"
-        self.settings = settings
-        self.write_settings()
+        wait_for(lambda: build_vm.vm.run(*listening, check=False).returncode == 0, "the hub")
 
     def reset(self) -> None:
         self.set_faults()
@@ -85,24 +70,19 @@ class HubTestbed:
         for name, data in self.wanted_files.items():
             (self.hub / "files" / name).write_bytes(data)
         (self.hub / "requests.jsonl").unlink(missing_ok=True)
-        shutil.rmtree(self.network.home / ".qlora-fleet", ignore_errors=True)
-        self.settings["hub"]["token_file"] = None
-        self.write_settings()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.settings = {"HUB_ENDPOINT": "http://127.0.0.1:8080", "IMAGE_MODELS": json.dumps([MODEL])}
 
     @property
     def folder(self) -> Path:
         """The model's folder on the VM."""
-        return self.network.home / ".qlora-fleet" / "qlora-fleet" / "models" / MODEL.replace("/", "--")
-
-    def write_settings(self) -> None:
-        (self.project / "invoke.yaml").write_text(yaml.safe_dump(self.settings))
+        return Path(self.build_vm.tmpdir, "qlora-fleet", "models", MODEL.replace("/", "--"))
 
     def set_token(self, token: str) -> None:
-        file = self.project / "token"
+        file = self.build_vm.folder / "hub-token"
         file.write_text(token + "\n")
         file.chmod(0o600)
-        self.settings["hub"]["token_file"] = "token"
-        self.write_settings()
+        self.settings["HUB_TOKEN_FILE"] = str(file)
 
     def set_faults(self, **faults: Any) -> None:
         (self.hub / "faults").write_text(json.dumps(faults))
@@ -114,24 +94,13 @@ class HubTestbed:
     def sent_bytes(self, name: str) -> int:
         return sum(line["sent"] for line in self.requests() if line["path"].endswith(f"/{name}"))
 
-    @property
-    def environment(self) -> dict[str, str]:
-        # ssh uses the home folder in passwd; HOME is changed so that Invoke finds no ~/.invoke.yaml.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("INVOKE_")}
-        return {**inherited, "HOME": str(self.project), "PYTHONPATH": str(self.project)}
-
     def start(self, *flags: str) -> subprocess.Popen[str]:
         """Start `inv model.fetch` on the laptop without waiting for it."""
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        argv = ("-c", INV_CODE, "model.fetch", *flags)
-        return self.server.start(*argv, cwd=self.project, env=self.environment, **pipes)
+        return self.build_vm.start_inv("model.fetch", *flags, **self.settings)
 
     def fetch(self, *flags: str, code: int = 0) -> str:
         """Run `inv model.fetch` and assert its exit code. Returns standard error if it fails, else standard output."""
-        done = self.server.inv("model.fetch", *flags, cwd=self.project, env=self.environment, timeout_sec=120)
-        print(done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
-        assert done.returncode == code
+        done = self.build_vm.inv("model.fetch", *flags, code=code, **self.settings)
         return done.stderr if code else done.stdout
 
     def is_complete(self) -> bool:
@@ -149,13 +118,10 @@ class HubTestbed:
 
 
 @pytest.fixture(scope="module")
-def testbed_of_module(module_network: Network) -> Iterator[HubTestbed]:
+def testbed_of_module(session_build_vm: BuildVm) -> HubTestbed:
     pytest.importorskip("huggingface_hub")
-    laptop = module_network.laptop
-    with ForkServer(
-        module_network.folder, INV_LIBRARIES, lambda argv, **options: laptop.start(*argv, **options)
-    ) as server:
-        yield HubTestbed(module_network, server)
+    session_build_vm.reset()
+    return HubTestbed(session_build_vm)
 
 
 @pytest.fixture
@@ -228,36 +194,33 @@ def test_a_gated_model_needs_a_token_which_appears_nowhere(testbed: HubTestbed) 
                 except OSError:
                     continue
         time.sleep(0.01)
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
+    output = "".join(testbed.build_vm.wait_for_exit(process))
     assert SECRET_MARK not in output
     assert leaks == set()
     assert testbed.is_complete()
     assert any(line["as"] == "Bearer" for line in testbed.requests())
-    for path in testbed.network.home.rglob("*"):
+    for path in (*testbed.build_vm.network.home.rglob("*"), *testbed.folder.rglob("*")):
         assert path.is_fifo() is False
         if path.is_file():
             assert SECRET_MARK.encode() not in path.read_bytes(), path
 
 
 def test_a_disk_that_is_too_small_or_fills_up_is_reported(testbed: HubTestbed) -> None:
-    testbed.network.vm.mount_small_disk("/mnt/small", megabytes=64, owner="ubuntu")
+    testbed.build_vm.vm.mount_small_disk("/mnt/small", megabytes=64, owner=USER)
     output = testbed.fetch("--tmpdir", "/mnt/small", code=3)
     assert "/mnt/small/" in output
     assert "GB free" in output
     assert "inv model.fetch --tmpdir /mnt/small" in output
 
-    testbed.network.vm.mount_small_disk("/mnt/next", megabytes=96, owner="ubuntu")
+    testbed.build_vm.vm.mount_small_disk("/mnt/next", megabytes=96, owner=USER)
     testbed.set_faults(slow=0.1)
     process = testbed.start("--tmpdir", "/mnt/next")
     wait_for(
         lambda: testbed.requests() and any(line["path"].endswith("tokenizer.json") for line in testbed.requests()),
         "a start",
     )
-    testbed.network.vm.run("dd", "if=/dev/zero", "of=/mnt/next/filler", "bs=64k", user="ubuntu", check=False)
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 3, output
-    assert "no space left" in output
-    testbed.network.vm.run("rm", "/mnt/next/filler")
+    testbed.build_vm.vm.run("dd", "if=/dev/zero", "of=/mnt/next/filler", "bs=64k", user=USER, check=False)
+    assert "no space left" in testbed.build_vm.wait_for_exit(process, code=3)[1]
+    testbed.build_vm.vm.run("rm", "/mnt/next/filler")
     testbed.set_faults()
     testbed.fetch("--tmpdir", "/mnt/next")
