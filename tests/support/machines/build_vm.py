@@ -223,9 +223,6 @@ class BuildVm:
         paths = (self.folder / "registry").glob("docker/registry/v2/blobs/sha256/*/*/data")
         return {path.parent.name: path.stat().st_size for path in paths}
 
-    def registry_log(self) -> str:
-        return (self.vm.folder / "registry.log").read_text(errors="replace")
-
     def write_password_file(self, password: str) -> None:
         self.password_file.touch(mode=0o600)
         self.password_file.write_text(password + "\n")

@@ -1,8 +1,8 @@
 """HTTP server in the place of a registry, with switches for faults of a network or a hostile registry.
 
     with RegistryProxy(answer=...) as proxy:     # clients connect to proxy.host
-        proxy.arm(Redirect(to="http://elsewhere:8099"), path="/manifests/")      # from now on, until `disarm`
-        proxy.arm(Cut(after=1000), method="PATCH", times=1)                      # only the next request
+        proxy.arm(Redirect(to="http://elsewhere:8099"))                          # from now on, until `disarm`
+        proxy.arm(Cut(after=1000), method="POST", times=1)                       # only the next request
         proxy.requests                                                           # method, path, Authorization of each
 
 A switch is a value that defines the fault. `arm` selects the requests, by count and never by time. The first armed
@@ -72,7 +72,6 @@ Switch = Redirect | FixedResponse | Endless | Stall | Cut | Change
 class _Armed:
     switch: Switch
     method: str | None
-    path: str
     remaining: int | None
 
 
@@ -103,10 +102,10 @@ class RegistryProxy(StubServer):
     def handle_error(self, *_: object) -> None:
         """Ignore errors: clients hang up, or do not use TLS."""
 
-    def arm(self, switch: Switch, *, method: str | None = None, path: str = "", times: int | None = None) -> None:
-        """Apply a switch to requests of `method` (None: any) whose path contains `path`, `times` or until `disarm`."""
+    def arm(self, switch: Switch, *, method: str | None = None, times: int | None = None) -> None:
+        """Apply a switch to requests of `method` (None: any), `times` or until `disarm`."""
         with self._lock:
-            self._armed.append(_Armed(switch=switch, method=method, path=path, remaining=times))
+            self._armed.append(_Armed(switch=switch, method=method, remaining=times))
 
     def disarm(self) -> None:
         """Let all new requests pass; stalled requests stay stalled."""
@@ -117,10 +116,10 @@ class RegistryProxy(StubServer):
         """End every stall, by closing its connection."""
         self.released.set()
 
-    def switch_for(self, method: str, path: str) -> Switch | None:
+    def switch_for(self, method: str) -> Switch | None:
         with self._lock:
             for armed in self._armed:
-                if armed.method in (None, method) and armed.path in path and armed.remaining != 0:
+                if armed.method in (None, method) and armed.remaining != 0:
                     armed.remaining = None if armed.remaining is None else armed.remaining - 1
                     return armed.switch
         return None
@@ -133,7 +132,7 @@ class _Handler(StubHandler):
     def _handle(self) -> None:
         proxy, authorization = self.server, self.headers.get("Authorization", "")
         proxy.requests.append((self.command, self.path, authorization))
-        switch = proxy.switch_for(self.command, self.path)
+        switch = proxy.switch_for(self.command)
         if isinstance(switch, Endless):
             self.send_response(200)
             self.end_headers()
