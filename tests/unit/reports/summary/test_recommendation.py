@@ -1,6 +1,5 @@
 """The recommendation: only reliable configurations, and no winner among equals."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from bench.records.status import TrialStatus
 from reports.output import benchmark
 from reports.read.run_folder import load
 from reports.summary import sentences
-from reports.summary.decisions import Advice, choose
+from reports.summary.decisions import Advice
 from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize
 from reports.summary.warnings import WarningCode
@@ -37,16 +36,6 @@ def summarized(tmp_path):
     return make
 
 
-def test_a_configuration_that_mostly_runs_out_of_memory_is_passed_over_for_the_next_best(summarized):
-    summary = summarized({"large": [TrialStatus.OUT_OF_MEMORY] * 3})
-    sentence = sentences.recommendation(summary)
-    assert sentence.startswith("Train with good: 1.")
-    assert "; " in sentence
-    assert "only 1 of 4 trials of large succeeded" in sentence.rpartition("; ")[2]
-    assert summary.recommended_label == "good"
-    assert "large" not in benchmark.make(summary).tiles[0].value
-
-
 def test_the_headline_counts_slow_steps(summarized):
     summary = summarized({})
     best = summary.best_row
@@ -60,33 +49,36 @@ def test_the_headline_counts_slow_steps(summarized):
         assert (benchmark.make(shown).tiles[0].value, shown.recommended_label) == (value, label)
 
 
+OOM, LOST = TrialStatus.OUT_OF_MEMORY, TrialStatus.LOST
+
+
 @pytest.mark.parametrize(
-    ("ends", "recommended"),
+    ("ends", "speeds", "advice", "row", "tied", "passed_over"),
     [
-        ((TrialStatus.OUT_OF_MEMORY, TrialStatus.FAILED, TrialStatus.TIMED_OUT), "good"),
-        ((TrialStatus.LOST, TrialStatus.PREEMPTED, TrialStatus.CANCELLED), "large"),
+        ({}, (0.16, 0.12, 0.08), Advice.TRAIN, "large", [], []),
+        # One fault of the configuration is enough; a trial stopped from outside does not count.
+        ({"large": [OOM]}, (0.16, 0.12, 0.08), Advice.TRAIN, "good", [], ["large"]),
+        ({"large": [OOM] * 3}, (0.16, 0.12, 0.08), Advice.TRAIN, "good", [], ["large"]),
+        ({"large": [TrialStatus.FAILED]}, (0.16, 0.12, 0.08), Advice.TRAIN, "good", [], ["large"]),
+        ({"large": [TrialStatus.TIMED_OUT]}, (0.16, 0.12, 0.08), Advice.TRAIN, "good", [], ["large"]),
+        ({"large": [LOST]}, (0.16, 0.12, 0.08), Advice.TRAIN, "large", [], []),
+        ({"large": [TrialStatus.PREEMPTED]}, (0.16, 0.12, 0.08), Advice.TRAIN, "large", [], []),
+        ({"large": [TrialStatus.CANCELLED]}, (0.16, 0.12, 0.08), Advice.TRAIN, "large", [], []),
+        ({}, (0.16, 0.08, 0.08), Advice.TRAIN, "good", ["large"], []),
+        ({}, (0.16, 0.16, 0.16), Advice.STAY, "baseline", ["good", "large"], []),
+        ({"baseline": [OOM]}, (0.16, 0.16, 0.12), Advice.TRAIN, "large", [], []),
     ],
-    ids=["one fault of the configuration is enough", "a trial stopped from outside does not count"],
 )
-def test_a_single_trial_counts_against_its_configuration_if_it_shows_a_fault(summarized, ends, recommended):
-    for end in ends:
-        assert summarized({"large": [end]}).recommended_label == recommended, end
-
-
-def test_configurations_that_do_not_differ_from_the_best_are_named_with_it(summarized):
-    sentence = sentences.recommendation(summarized({}, speeds=(0.16, 0.08, 0.08)))
-    first, second = ("good", "large") if "good," in sentence else ("large", "good")
-    assert re.match(rf"Train with {first}, or with {second}, [^:]*: {first} ", sentence)
-
-
-def test_of_equal_configurations_the_baseline_is_recommended_and_the_others_are_named(summarized):
-    summary = summarized({}, speeds=(0.16, 0.16, 0.16), exact=True)
-    assert sentences.recommendation(summary).startswith("Stay with baseline: ")
-    assert "good and large" in sentences.recommendation(summary).replace(", ", " and ")
-    chosen = choose(summary.rows)
-    assert {chosen.fastest.label, *(row.label for row in chosen.tied)} == set(NAMES)
-    assert chosen.row.label == "baseline"
-    assert chosen.advice in (Advice.STAY, Advice.NOT_SHOWN)
+def test_a_reliable_configuration_is_chosen_and_none_that_equals_it_is_hidden(
+    summarized, ends, speeds, advice, row, tied, passed_over
+):
+    summary = summarized(ends, speeds, exact=True)
+    chosen = summary.choice
+    assert (chosen.advice, chosen.row.label, summary.recommended_label) == (advice, row, row)
+    assert [each.label for each in chosen.tied] == tied
+    assert [each.label for each in chosen.passed_over] == passed_over
+    sentence = sentences.recommendation(summary)
+    assert all(name in sentence for name in (*tied, *passed_over))
 
 
 def test_one_process_of_each_is_undecided_and_names_the_command_that_tells(summarized):
@@ -97,12 +89,6 @@ def test_one_process_of_each_is_undecided_and_names_the_command_that_tells(summa
     assert (ratio.low, ratio.verdict, ratio.over) == (None, None, None)
     assert "baseline, good, large" in sentences.one_process_note(summary)
     assert sentences.one_process_note(summarized({}, workers=2)) == ""
-
-
-def test_a_baseline_that_failed_is_not_recommended(summarized):
-    summary = summarized({"baseline": [TrialStatus.OUT_OF_MEMORY]}, speeds=(0.16, 0.16, 0.159))
-    assert summary.recommended_label in ("good", "large")
-    assert sentences.recommendation(summary).startswith("Train with ")
 
 
 USUAL = "plain `inv train`"
