@@ -73,14 +73,6 @@ def _capacity_bytes(run: Run) -> int | None:
     return min((int(size) for size in sizes if size), default=None)
 
 
-def _format_error(predicted: float, measured: int | None) -> str:
-    """Format a prediction's error, `, +2 %` if it was too high; empty if nothing was measured."""
-    if not measured:
-        return ""
-    percent = round(100 * (predicted / measured - 1))
-    return f", {percent:+} %" if percent else ", 0 %"
-
-
 def _mark(
     row: ConfigurationRow,
     predicted: float | None,
@@ -97,7 +89,8 @@ def _mark(
     elif row.ends.get(TrialStatus.OUT_OF_MEMORY):
         text += f", out of memory in {row.ends[TrialStatus.OUT_OF_MEMORY]} of {formatting.count(row.planned, 'trial')}"
     if predicted is not None:
-        text += f"  | {formatting.gigabytes(round(predicted))} predicted{_format_error(predicted, measured)}"
+        error = f", {round(100 * (predicted / measured - 1)):+} %" if measured else ""
+        text += f"  | {formatting.gigabytes(round(predicted))} predicted{error}"
     published_bytes = None if published_training is None else published_training.peak_vram_bytes
     if published_bytes is not None:
         text += row_chart.published_text(published_bytes / 1e9, unit="GB")
