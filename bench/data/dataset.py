@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from bench.architectures import Separation
 from bench.data import packing, readers
-from bench.data.example_file import ExampleFile, ExampleWriter, StoredExamples
+from bench.data.example_file import ExampleWriter, StoredExamples, map_examples
 from bench.data.file_types import expand
 from bench.data.findings import DROPPED_KINDS, SKIPPED, DataFindings
 from bench.data.formats import shorten
@@ -33,7 +33,7 @@ from bench.data.model_folder import check_model, check_template
 from bench.data.readers import BadLines, DataFile
 from bench.data.tokenizer import use_all_cores
 from bench.records import schema
-from bench.records.atomic_files import open_atomic, open_regular
+from bench.records.atomic_files import hash_file, open_atomic, open_regular
 from bench.records.checksummed import ResultError, read_checksummed, write_checksummed
 from bench.records.training import (
     ConversationPreview,
@@ -333,11 +333,10 @@ def load_cached(folder: Path, key: str) -> Dataset | None:
     entry = folder / key
     try:
         index = read_checksummed(Index, entry / INDEX_FILE, "examples")
-        with open_regular(entry / EXAMPLES_FILE) as file:
-            examples = ExampleFile(file)  # the open one: that of this name may be replaced meanwhile
-        if (index.key, examples.sha256()) != (key, index.examples_sha256):
-            return None
-        training, validation = examples.parts()
+        with open_regular(entry / EXAMPLES_FILE) as file:  # the open one: that of this name may be replaced meanwhile
+            if (index.key, hash_file(file)) != (key, index.examples_sha256):
+                return None
+            training, validation = map_examples(file)
     except (ResultError, OSError, ValueError):
         return None
     return Dataset(training=training, validation=validation, facts=index.facts)
@@ -349,8 +348,8 @@ def save_cached(folder: Path, key: str, build_examples: Callable[[BinaryIO], Dat
     entry.mkdir(parents=True, exist_ok=True)
     with open_atomic(entry / EXAMPLES_FILE) as file:
         dataset = build_examples(file)
-        # The open file's: another machine may replace the one of this name at the same moment.
-        digest = dataset.training.file.sha256()
+        file.seek(0)  # the open file: another machine may replace the one of this name at the same moment
+        digest = hash_file(file)
     index = Index(key=key, examples_sha256=digest, facts=dataset.facts)
     write_checksummed(entry / INDEX_FILE, "examples", index)
     return dataset

@@ -3,7 +3,6 @@
 The file is mapped into memory; about 100 bytes of each example are held. Copies of a line have a row each.
 """
 
-import hashlib
 import mmap
 from array import array
 from collections.abc import Iterable, Sequence
@@ -25,32 +24,13 @@ SCHEMA = pyarrow.schema(
 )
 
 
-class ExampleFile:
-    """A mapped file of examples."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    def sha256(self) -> str:
-        return hashlib.sha256(self._mapping).hexdigest()
-
-    def parts(self) -> "tuple[StoredExamples, StoredExamples]":
-        """Return the examples to train on and those held out. Raises ValueError for another file."""
-        reader = ipc.open_file(pyarrow.py_buffer(self._mapping))
-        numbers = reader.read_all().select(["length", "target_count", "digest", "is_held_out"])
-        held_out = numbers["is_held_out"].to_pylist()
-        training = [row for row, is_held_out in enumerate(held_out) if not is_held_out]
-        validation = [row for row, is_held_out in enumerate(held_out) if is_held_out]
-        return StoredExamples(self, reader, numbers, training), StoredExamples(self, reader, numbers, validation)
-
-
 class StoredExamples(Sequence[Example]):
     """Examples of a file, read when they are used: those in `rows`. `lengths` and `targets` are their numbers of tokens
     and of targets.
     """
 
-    def __init__(self, file: ExampleFile, reader: Any, numbers: Any, rows: Sequence[int]) -> None:
-        self.file, self._reader, self._numbers, self._rows = file, reader, numbers, array("Q", rows)
+    def __init__(self, reader: Any, numbers: Any, rows: Sequence[int]) -> None:
+        self._reader, self._numbers, self._rows = reader, numbers, array("Q", rows)
         # From a buffer, because `pyarrow.array` imports pandas where it is installed: 0.3 s for each process.
         taken = pyarrow.UInt64Array.from_buffers(pyarrow.uint64(), len(self), [None, pyarrow.py_buffer(self._rows)])
         part = numbers.take(taken)
@@ -75,7 +55,17 @@ class StoredExamples(Sequence[Example]):
 
     def select(self, indices: Iterable[int]) -> "StoredExamples":
         """Return some of these examples."""
-        return StoredExamples(self.file, self._reader, self._numbers, [self._rows[index] for index in indices])
+        return StoredExamples(self._reader, self._numbers, [self._rows[index] for index in indices])
+
+
+def map_examples(file: BinaryIO) -> tuple[StoredExamples, StoredExamples]:
+    """Map a file; return the examples to train on and those held out. Raises ValueError for another file."""
+    reader = ipc.open_file(pyarrow.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+    numbers = reader.read_all().select(["length", "target_count", "digest", "is_held_out"])
+    held_out = numbers["is_held_out"].to_pylist()
+    training = [row for row, is_held_out in enumerate(held_out) if not is_held_out]
+    validation = [row for row, is_held_out in enumerate(held_out) if is_held_out]
+    return StoredExamples(reader, numbers, training), StoredExamples(reader, numbers, validation)
 
 
 class ExampleWriter:
@@ -99,7 +89,7 @@ class ExampleWriter:
         self._write_rows()
         self._writer.close()
         self._file.flush()
-        return ExampleFile(self._file).parts()
+        return map_examples(self._file)
 
     def _write_rows(self) -> None:
         if self._rows:

@@ -24,14 +24,14 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def open_atomic(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
-    """Open a file for writing that replaces `path` at the end of the block. Raises OSError.
+    """Open a file for writing and reading that replaces `path` at the end of the block. Raises OSError.
 
     Readers see the old file, the new file or none, even after a crash: a temporary file in the same folder (mode 0600
     until complete, then `mode`), fsync, rename, fsync of the folder.
     """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(descriptor, "w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
