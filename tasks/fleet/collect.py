@@ -73,10 +73,8 @@ class CollectedTrial:
 
     def with_files(self, *moves: TransferResult) -> Self | None:
         """Return a copy with these files counted; None if there are no files."""
-        fetched, present = (
-            sum(len(move.transferred) for move in moves),
-            sum(len(move.already_present) for move in moves),
-        )
+        fetched = sum(len(move.transferred) for move in moves)
+        present = sum(len(move.already_present) for move in moves)
         if not fetched and not present:
             return None
         size = sum(move.byte_count for move in moves)
@@ -224,12 +222,7 @@ class _RunCollector:
         if entry.winner is not None:
             # The result of a LOST trial is not trusted; it stays on its worker.
             excluded = {PROGRESS_FILE, RESULT_FILE} if entry.status is TrialStatus.LOST else {PROGRESS_FILE}
-            if self.run.suite == TRAIN:
-                collected = replace(collected, missing_reason="its folder is gone")
-            else:
-                collected = self._fetch_from_worker(collected, entry.winner, target, excluded)
-            if collected.missing_reason is not None and not collected.is_corrupt and self.shared is not None:
-                collected = self._fetch_from_volume(collected, entry.winner, target, excluded)
+            collected = self._fetch(collected, entry.winner, target, excluded)
             if collected.missing_reason is not None and not collected.is_corrupt:
                 present = count_verified_files(self.folder, planned.trial_id)
                 if present:  # collected before its worker was removed
@@ -246,44 +239,39 @@ class _RunCollector:
             _write_end_record(self.run, planned, entry, target)
         return collected
 
-    def _fetch_from_worker(
+    def _fetch(
         self, collected: CollectedTrial, attempt: Attempt, target: Path, excluded: Collection[str]
     ) -> CollectedTrial:
-        """Fetch an attempt's log and output folder from the worker that ran it."""
-        agent = self.agents.get(attempt.worker)
-        if agent is None:
-            return replace(collected, missing_reason=f"{attempt.worker} is not in this fleet; see fleet.size")
-        try:
-            log = pull(agent, attempt.folder, target, only=(LOG_FILE,))
-            output = pull(agent, f"{attempt.folder}/{OUT_FOLDER}", target, exclude=excluded)
-        except ChecksumMismatch as error:
-            return replace(collected, missing_reason=collapse_whitespace(error), is_corrupt=True)
-        except PermissionDenied:
-            raise  # the other workers would deny access, too
-        except HostError as error:
-            return replace(collected, missing_reason=collapse_whitespace(error))
-        reason = f"{agent.host.name} no longer has its files"
-        return collected.with_files(log, output) or replace(collected, missing_reason=reason)
+        """Fetch an attempt's files from the worker that ran it, else from the volume through any worker that answers.
 
-    def _fetch_from_volume(
-        self, collected: CollectedTrial, attempt: Attempt, target: Path, excluded: Collection[str]
-    ) -> CollectedTrial:
-        """Fetch the attempt's files from the shared volume, through the first worker that answers.
-
-        Raises HostError if a training's only reader does not.
+        Raises PermissionDenied, and HostError if a training's only reader does not answer.
         """
-        source = shared_output_folder(str(self.shared), self.run.run_id, collected.trial_id, attempt.number)
-        for agent in self.agents.values():
+        sources, reasons = list[tuple[Agent, dict[str, tuple[str, ...] | None]]](), list[str]()
+        is_training = self.run.suite == TRAIN
+        if is_training:
+            reasons.append("its folder is gone")
+        elif attempt.worker in self.agents:
+            own: dict[str, tuple[str, ...] | None] = {attempt.folder: (LOG_FILE,)}
+            sources.append((self.agents[attempt.worker], own | {f"{attempt.folder}/{OUT_FOLDER}": None}))
+        else:
+            reasons.append(f"{attempt.worker} is not in this fleet; see fleet.size")
+        if self.shared is not None:
+            folder = shared_output_folder(self.shared, self.run.run_id, collected.trial_id, attempt.number)
+            sources += [(agent, {folder: None}) for agent in self.agents.values()]
+        for agent, folders in sources:
             try:
-                moved = pull(agent, source, target, exclude=excluded)
+                moved = [pull(agent, root, target, only=only, exclude=excluded) for root, only in folders.items()]
             except ChecksumMismatch as error:
                 return replace(collected, missing_reason=collapse_whitespace(error), is_corrupt=True)
-            except HostError:
-                if self.run.suite == TRAIN:
+            except HostError as error:
+                if is_training or isinstance(error, PermissionDenied):  # the other workers would deny access, too
                     raise
-                continue
-            return collected.with_files(moved) or collected
-        return collected
+                reasons.append(collapse_whitespace(error))
+            else:
+                if (fetched := collected.with_files(*moved)) is not None:
+                    return fetched
+                reasons.append(f"{agent.host.name} no longer has its files")
+        return replace(collected, missing_reason=reasons[0])
 
 
 def count_verified_files(folder: Path, trial_id: str) -> int:
