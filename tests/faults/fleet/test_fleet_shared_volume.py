@@ -25,7 +25,6 @@ from tests.support.hosts.local_fleet import (
     CuttableHost,
     LocalFleet,
     LookupLoggingAgent,
-    started_after_success,
     wait_for,
 )
 
@@ -86,22 +85,6 @@ def test_a_finished_trial_of_a_replaced_worker_is_not_run_again_by_its_replaceme
     assert local.statuses() == {"success-then-lingers": "SUCCEEDED"}
     assert local.winner("success-then-lingers") == (1, "worker-1")
     assert len(local.bench_log_lines("started")) == 1
-
-
-@pytest.mark.parametrize(
-    ("lines", "is_repeated"),
-    [
-        ("started t 1 a; succeeded t 1 a; looks t 1 b; started t 2 b", True),
-        ("started t 1 a; succeeded t 1 a; started t 2 b", True),
-        ("started t 1 a; looks t 1 b; succeeded t 1 a; started t 2 b", False),
-        ("started t 1 a; looks t 1 b; succeeded t 1 a; looks t 1 b; started t 3 b", True),
-        ("started t 2 b; succeeded t 2 b; started t 1 a", False),  # started before the success, but logged late
-        ("started t 2 b; succeeded t 2 b; looks t 2 a; started t 1 a", True),
-        ("started t 1 a; succeeded t 1 a; started u 2 b", False),
-    ],
-)
-def test_a_repeated_success_is_distinguished_from_one_after_the_lookup(lines: str, is_repeated: bool) -> None:
-    assert bool(started_after_success(lines.split("; "))) is is_repeated
 
 
 @pytest.mark.parametrize("remaining", [{}, {"result.json": '{"status": "SUCCEEDED"'}], ids=["nothing", "a torn result"])

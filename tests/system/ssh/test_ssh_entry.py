@@ -1,7 +1,6 @@
 """Login over SSH and its errors: host keys, users, keys, ports, jump hosts, with a real sshd behind a virtual cable."""
 
 import re
-import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from remote.hosts.host_protocol import HostKeyRefused, HostUnreachable, InvalidAddress, LoginRefused
 from tests.support.machines.network import BASTION, FAR_VM, VM, Network
-from tests.support.machines.ssh_tools import from_laptop, run, wait_for
+from tests.support.machines.ssh_tools import from_laptop, run
 from tests.support.machines.sshd import keygen, running_agent
 
 
@@ -20,11 +19,6 @@ def network(module_network: Network) -> Network:
     module_network.write_config()
     module_network.write_known_hosts()
     return module_network
-
-
-def listens(address: str, port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex((address, port)) == 0
 
 
 def run_accept_command(error: BaseException) -> None:
@@ -112,17 +106,6 @@ def test_a_changed_host_key_is_refused_with_both_fingerprints(network: Network) 
         assert run(host, "hostname").stdout == b"vm\n"
 
 
-def test_a_server_on_another_port_is_known_by_that_port(network: Network) -> None:
-    network.known_hosts.write_text(
-        network.vm_sshd.known_hosts_line(FAR_VM) + network.bastion_sshd.known_hosts_line(BASTION)
-    )
-    with from_laptop(network, "farther-vm") as host:
-        with pytest.raises(HostKeyRefused, match=rf"second-bastion .*\[{BASTION}\]:2222 ssh-ed25519") as refused:
-            run(host, "true")
-        run_accept_command(refused.value)
-        assert run(host, "hostname").stdout == b"vm\n"
-
-
 @pytest.mark.parametrize("loose", ["StrictHostKeyChecking no", "StrictHostKeyChecking accept-new"])
 def test_a_jump_host_is_checked_strictly_with_any_configuration(network: Network, loose: str) -> None:
     network.write_config("Host *", f" {loose}")
@@ -132,13 +115,6 @@ def test_a_jump_host_is_checked_strictly_with_any_configuration(network: Network
         run(host, "true")
     assert network.bastion_sshd.attempts() == attempts
     assert BASTION not in network.known_hosts.read_text()
-
-
-def test_a_revoked_key_is_refused(network: Network) -> None:
-    _, kind, key = network.vm_sshd.known_hosts_line(VM).split()
-    network.known_hosts.write_text(f"{VM} {kind} {key}\n@revoked * {kind} {key}\n")
-    with from_laptop(network) as host, pytest.raises(HostKeyRefused, match=r"revoked in .*known_hosts:2"):
-        run(host, "true")
 
 
 # --- users and keys ---------------------------------------------------------------------------------------------------
@@ -178,18 +154,6 @@ def test_the_agent_is_used_for_a_configured_key_with_a_passphrase(
         network.ssh_config.write_text(text)
         with from_laptop(network) as host:
             assert run(host, "whoami").stdout == b"ubuntu\n"
-
-
-# --- where it is ------------------------------------------------------------------------------------------------------
-
-
-def test_a_port_of_another_service_is_an_error(network: Network) -> None:
-    server = network.vm.start("python3", "-m", "http.server", "8080", log="http.log")
-    with network.laptop.network_of_this_thread():
-        wait_for(lambda: listens(VM, 8080), "a web server")
-    with from_laptop(network, "ssh://vm:8080") as host, pytest.raises(HostUnreachable, match="port 8080"):
-        run(host, "true")
-    server.kill()
 
 
 def test_a_machine_behind_a_jump_host_that_is_off_is_said_to_be_behind_it(network: Network) -> None:

@@ -50,3 +50,8 @@ def test_the_message_for_a_changed_key_names_every_line_of_the_old_one() -> None
         assert part in message
     remove = "ssh-keygen -R vm -f /a && ssh-keygen -R vm -f /b"
     assert f"{remove} && echo 'vm ssh-ed25519 {TEXT}' >> /a" in message
+
+
+def test_a_revoked_key_is_named_with_its_line() -> None:
+    known = [KnownKey(file="/a", line=2, kind="ssh-ed25519", blob=KEY, revoked=True)]
+    assert "revoked in /a:2" in explain_refusal(known, ["/a"], "vm", 22, "ssh-ed25519", KEY)
