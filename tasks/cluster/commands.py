@@ -75,11 +75,10 @@ logs = Command(
     effect=Effect.SHOWS,
     examples=(
         "inv logs --pod 2 --follow  # new lines until Ctrl-C",
-        "inv logs --previous --tail 20  # the end before a restart",
+        "inv logs --tail 20  # the last lines of every pod",
     ),
     pod=text("name or index of the pod", unset="all pods, with the pod's name on each line"),
     follow=switch("print new lines until Ctrl-C"),
-    previous=switch("show the log of the container before its last restart"),
     tail=number(int, "number of last lines to show", 100, ge=0),
 )
 teardown = Command(

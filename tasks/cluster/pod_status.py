@@ -148,12 +148,12 @@ class WaitPolicy:
 
 
 def pod_table(state: PodFleet) -> Table:
-    """Return a table of all pods with node, state and restarts."""
-    table = terminal.plain_table("job", "index", "pod", "node", "state", "restarts")
+    """Return a table of all pods with node and state."""
+    table = terminal.plain_table("job", "index", "pod", "node", "state")
     for row in state.rows:
         style = "green" if row.is_up else "red" if row.findings else "yellow"
         cells = (row.job, str(row.index), row.pod or "-", row.node or "-")
-        table.add_row(*map(Text, cells), Text(row.state, style=style), str(row.restarts))
+        table.add_row(*map(Text, cells), Text(row.state, style=style))
     return table
 
 
@@ -213,7 +213,6 @@ def to_document(state: PodFleet) -> dict[str, Any]:
                 "node": row.node or None,
                 "state": row.state,
                 "is_up": row.is_up,
-                "restarts": row.restarts,
             }
             for row in state.rows
         ],
@@ -235,9 +234,9 @@ def open_shell(context: Context, pod: str | None) -> None:
             raise Exit(code=code)  # exit code of the last command in the shell, which printed its own message
 
 
-def show_logs(context: Context, pod: str | None, *, follow: bool, previous: bool, tail: int) -> CommandResult:
+def show_logs(context: Context, pod: str | None, *, follow: bool, tail: int) -> CommandResult:
     settings = load(context)
-    flags = [f"--tail={tail}", *(["--follow"] if follow else []), *(["--previous"] if previous else [])]
+    flags = [f"--tail={tail}", *(["--follow"] if follow else [])]
     with open_cluster(settings) as cluster:
         name = find_pod_name(cluster, pod)
         if pod is None:

@@ -3,7 +3,8 @@
 The patterns in rules.yaml match messages of Kubernetes, recorded from a 1.34 cluster with containerd, and those of
 older versions. A message that no rule matches becomes the reason of a finding.
 
-Not covered: a process killed for memory in a pod whose first process survives; the pod's status does not show it.
+Not covered: a process killed for memory in a pod whose first process survives, which the pod's status does not show;
+restarts and probes of containers, which our pods do not have.
 """
 
 import re
@@ -145,7 +146,7 @@ def _pod_findings(pod: Object, events: Sequence[Object], provider: Provider) -> 
     findings = [
         finding for container in containers for finding in _container_findings(pod, container, events, provider)
     ]
-    return findings or _mount_findings(events, provider) or _readiness_findings(pod, events)
+    return findings or _mount_findings(events, provider) or _silent_node_findings(pod, events)
 
 
 def _terminating(pod: Object, events: Sequence[Object]) -> Diagnosis:
@@ -161,9 +162,8 @@ def _terminating(pod: Object, events: Sequence[Object]) -> Diagnosis:
 def _container_findings(
     pod: Object, container: Object, events: Sequence[Object], provider: Provider
 ) -> list[Diagnosis]:
-    state, last = container.get("state", {}), container.get("lastState", {})
-    waiting, terminated = state.get("waiting"), state.get("terminated") or last.get("terminated")
-    if waiting:
+    state = container.get("state", {})
+    if waiting := state.get("waiting"):
         reason, message = waiting.get("reason", ""), waiting.get("message", "")
         if reason in PULL_REASONS:
             messages = [message, *(event.get("message", "") for event in reversed(events))]
@@ -171,10 +171,9 @@ def _container_findings(
         if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
             rule = first_match("container", message) or Rule("", "container-config", "see `kubectl describe pod`")
             return [Diagnosis(rule.cause, f"{reason}: {message}", rule.remedy, SHORT_PATIENCE_SEC)]
-        if reason != "CrashLoopBackOff":
-            return []  # ContainerCreating, PodInitializing: the events have the cause
-    if terminated and (waiting or state.get("terminated")) and terminated.get("exitCode") != 0:
-        return [_crash(pod["metadata"]["name"], container, terminated, events)]
+    terminated = state.get("terminated")  # while it waits, the events have the cause
+    if terminated and terminated.get("exitCode") != 0:
+        return [_crash(pod["metadata"]["name"], container, terminated)]
     return []
 
 
@@ -242,31 +241,40 @@ def _ended_by_cluster(status: Object) -> Diagnosis:
     return Diagnosis(cause, f"{reason}: {message}" if message else reason, remedy, None)
 
 
-def _crash(pod: str, container: Object, terminated: Object, events: Sequence[Object]) -> Diagnosis:
-    code, message, count = terminated.get("exitCode"), terminated.get("message", ""), container.get("restartCount", 0)
-    subject, restarts = f"container {container['name']}", f", {count} restarts" if count else ""
+def _crash(pod: str, container: Object, terminated: Object) -> Diagnosis:
+    code, message = terminated.get("exitCode"), terminated.get("message", "")
     log = f"see `inv logs --pod {pod}`"
-    if terminated.get("reason") == "OOMKilled":
-        cause, reason = "out-of-memory", f" was killed: it used more memory than its limit{restarts}"
-        remedy = "raise cluster.memory (it includes /dev/shm, but not GPU memory)"
-    elif "executable file not found" in message or code == 127:
-        cause, reason = "command-missing", ": the image does not have its program"
-        remedy = "cluster.image must be an image that `inv build` made"
-    elif "nvidia-container-cli: requirement error" in message:
-        cause, reason = "driver", ": the node's NVIDIA driver is too old for the image's CUDA"
-        remedy = "use a newer GPU node image, or set image.base to one with an older CUDA"
-    elif "exec format error" in message:
-        cause, reason = "wrong-architecture", ": the image is for another processor"
-        remedy = "build it for the nodes' architecture (amd64)"
-    elif any("failed liveness probe" in event.get("message", "") for event in events):
-        cause, reason, remedy = "liveness", f" was killed: its liveness probe failed{restarts}", log
-    elif code == 143:
-        cause, reason, remedy = "terminated", " got SIGTERM (143)", "wait for its replacement"
-    elif code == 137:
-        cause, reason, remedy = "killed", f" was killed (137){restarts}", f"{log}; 137 means out of memory, or deleted"
-    else:
-        cause, reason, remedy = "crash", f" ended with exit {code}{restarts}", log
-    return Diagnosis(cause, f"{subject}{reason}", remedy, SHORT_PATIENCE_SEC)
+    rows = (  # whether it applies, cause, reason, remedy; the first that applies
+        (
+            terminated.get("reason") == "OOMKilled",
+            "out-of-memory",
+            " was killed: it used more memory than its limit",
+            "raise cluster.memory (it includes /dev/shm, but not GPU memory)",
+        ),
+        (
+            "executable file not found" in message or code == 127,
+            "command-missing",
+            ": the image does not have its program",
+            "cluster.image must be an image that `inv build` made",
+        ),
+        (
+            "nvidia-container-cli: requirement error" in message,
+            "driver",
+            ": the node's NVIDIA driver is too old for the image's CUDA",
+            "use a newer GPU node image, or set image.base to one with an older CUDA",
+        ),
+        (
+            "exec format error" in message,
+            "wrong-architecture",
+            ": the image is for another processor",
+            "build it for the nodes' architecture (amd64)",
+        ),
+        (code == 143, "terminated", " got SIGTERM (143)", "wait for its replacement"),
+        (code == 137, "killed", " was killed (137)", f"{log}; 137 means out of memory, or deleted"),
+        (True, "crash", f" ended with exit {code}", log),
+    )
+    _, cause, reason, remedy = next(row for row in rows if row[0])
+    return Diagnosis(cause, f"container {container['name']}{reason}", remedy, SHORT_PATIENCE_SEC)
 
 
 def _mount_findings(events: Sequence[Object], provider: Provider) -> list[Diagnosis]:
@@ -281,18 +289,11 @@ def _mount_findings(events: Sequence[Object], provider: Provider) -> list[Diagno
     return []
 
 
-def _readiness_findings(pod: Object, events: Sequence[Object]) -> list[Diagnosis]:
-    if pod["status"].get("phase") != "Running":
+def _silent_node_findings(pod: Object, events: Sequence[Object]) -> list[Diagnosis]:
+    if pod["status"].get("phase") != "Running" or all(event.get("reason") != "NodeNotReady" for event in events):
         return []
-    for event in reversed(events):
-        if event.get("reason") == "NodeNotReady":
-            node = pod["spec"].get("nodeName", "its node")
-            return [Diagnosis("node-not-ready", f"{node} does not answer", f"after 30 s {_REPLACED}")]
-        if event.get("reason") == "Unhealthy":
-            message = collapse_whitespace(event.get("message", ""))
-            log_remedy = f"`inv logs --pod {pod['metadata']['name']}`"
-            return [Diagnosis("not-ready", message, log_remedy)]
-    return []
+    node = pod["spec"].get("nodeName", "its node")
+    return [Diagnosis("node-not-ready", f"{node} does not answer", f"after 30 s {_REPLACED}")]
 
 
 _JOB_FAILURES = {

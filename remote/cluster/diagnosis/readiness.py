@@ -27,7 +27,6 @@ class PodRow:
     node: str = ""
     state: str = "no pod yet"
     is_up: bool = False
-    restarts: int = 0
     findings: tuple[Diagnosis, ...] = ()
 
 
@@ -114,6 +113,5 @@ def _row(job: str, index: int, pod: Object, events: Sequence[Object], provider: 
         node=pod.get("spec", {}).get("nodeName", ""),
         state=state,
         is_up=ready or (label(pod, COMPONENT_LABEL) == TRAIN and phase == "Succeeded"),
-        restarts=sum(container.get("restartCount", 0) for container in containers),
         findings=tuple(diagnose_pod(pod, events, provider)),
     )

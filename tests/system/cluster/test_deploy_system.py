@@ -43,7 +43,6 @@ def test_a_deployment_comes_up_and_another_and_the_reading_tasks_change_nothing(
     assert (document["kind"], document["pod"].startswith("bench-1"), bool(document["lines"])) == ("logs", True, True)
     assert "logs: --tail: " in operator.inv("logs", "--tail", "x", code=2)
     assert "'9'; choose bench-" in operator.inv("logs", "--pod", "9", code=2)
-    assert "exit 1" in operator.inv("logs", "--pod", "0", "--previous", code=1)
     output = operator.inv_unchanged("doctor", "--only", "cluster,pods")
     assert "2 of 2 pods are up" in output
     assert "may run trials and deploy" in output

@@ -45,7 +45,7 @@ def test_a_deployment_is_made_followed_and_ended_with_prompts(
     process.type(f"{operator.password}\n")
     assert process.wait() == 0
     assert operator.password not in process.output, "no echo"
-    assert "restarts" in process.output, "the head of a live table"
+    assert "index" in process.output, "the head of a live table"
     assert "2 of 2 pods are up" in process.output
 
     process = terminal("logs", "--follow")

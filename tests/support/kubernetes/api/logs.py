@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from tests.support.kubernetes.api.answers import Json, bad_request
+from tests.support.kubernetes.api.answers import Json
 
 if TYPE_CHECKING:
     from tests.support.kubernetes.node.kubelet import Kubelet
@@ -20,8 +20,6 @@ async def serve_log(request: web.Request, kubelet: Kubelet, pod: Json) -> web.St
     """Answer GET .../log. A followed log ends like a complete one, whatever the cause."""
     query, name = request.query, request.query["container"]
     container = kubelet.workers[pod["metadata"]["uid"]].containers[name]
-    if query.get("previous") == "true":
-        raise bad_request(f'previous terminated container "{name}" in pod "{pod["metadata"]["name"]}" not found')
     sent = max(0, len(container.log) - int(query["tailLines"])) if "tailLines" in query else 0
     if query.get("follow") != "true":
         return web.Response(body=b"".join(container.log[sent:]), content_type="text/plain")

@@ -36,7 +36,7 @@ def diagnose(case: Case) -> list[Diagnosis]:
     kind = case.get("kind", "pod")
     status = BASE_STATUSES[kind] | case.get("status", {})
     if "container" in case:
-        status["containerStatuses"] = [{"name": "main", "restartCount": 1, "state": case["container"]}]
+        status["containerStatuses"] = [{"name": "main", "state": case["container"]}]
     target = {"metadata": {"name": kind.upper(), "uid": UID, **case.get("meta", {})}}
     target |= {"spec": BASE_SPECS[kind] | case.get("spec", {}), "status": status}
     events = case.get("events", {})
@@ -81,8 +81,7 @@ def recorded_case(topic: str, name: str) -> Case:
     if unscheduled and recorded.get("phase") == "Pending":
         status["conditions"] = [{"type": "PodScheduled", "status": "False", "message": unscheduled[-1]}]
     if state := recorded.get("containerState"):
-        last = recorded.get("containerLastState") or {}
-        status["containerStatuses"] = [{"name": "main", "state": state, "lastState": last, "restartCount": 2}]
+        status["containerStatuses"] = [{"name": "main", "state": state}]
     image = re.search(r'(?:pull image|pulling image|tag|Container image) \\\\*"([^"\\]+)\\*"', json.dumps(scenario))
     spec = {"containers": [{"name": "main", "image": image[1]}]} if image else {}
     return {"status": status, "spec": spec, "events": events}

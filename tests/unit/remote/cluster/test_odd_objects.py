@@ -36,9 +36,7 @@ POD = {
         "containerStatuses": [
             {
                 "name": "main",
-                "restartCount": 2,
-                "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "m"}},
-                "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": "m"}},
+                "state": {"terminated": {"exitCode": 1, "reason": "Error", "message": "m"}},
             }
         ],
     },
