@@ -31,7 +31,7 @@ RECIPE = {
         value="JSON",
         setting="train.columns",
     ),
-    "matmul": text("products with frozen weights", value="bf16|int8_backward|int8", setting="train.matmul"),
+    "matmul": text("products with frozen weights", value="bf16|int8", setting="train.matmul"),
 }
 
 # --- fleet

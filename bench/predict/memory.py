@@ -32,7 +32,7 @@ from bench.records.adapter import BaseRecord
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # a code, its block's 8-bit scale, and the 32-bit scale of those scales
 OPTIMIZER_BYTES = {"adamw_torch": 8.0, "paged_adamw_8bit": 2.0}  # optimizer state per trained parameter
 # Bytes per weight of a held layer; in 8 bits each orientation takes one.
-HELD_WEIGHT_BYTES = {"bf16": 2.0, "int8_backward": 1.0, "int8": 2.0}
+HELD_WEIGHT_BYTES = {"bf16": 2.0, "int8": 2.0}
 OUTLIER_COLUMNS = 32  # as in `bench.qlora.recipes.int8`
 QUANT_BLOCK = 128  # as in `bench.kernels.int8.row_quant`
 LOSS_CHUNK_TOKENS = 512  # as in `bench.kernels.loss`
@@ -312,7 +312,7 @@ def _int8_extra_bytes(config: Mapping[str, Any], trial: Trial) -> float:
     """Predict the extra bytes of int8 products: a scale per weight row, and outlier columns in 16 bits."""
     architecture = find(config)
     rows = sum(rows for _, rows in architecture.shapes(config).values()) * architecture.geometry(config).layers
-    return rows * {"bf16": 0.0, "int8_backward": 4.0, "int8": 4.0 + 2.0 * OUTLIER_COLUMNS}[trial.matmul]
+    return rows * {"bf16": 0.0, "int8": 4.0 + 2.0 * OUTLIER_COLUMNS}[trial.matmul]
 
 
 def adapter_bytes(config: Mapping[str, Any], trial: Trial) -> float:

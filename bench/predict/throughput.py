@@ -18,7 +18,7 @@ from bench.records.forecast import Forecast
 
 # Share of the matrix-product rate that each recipe reaches, measured (docs/performance.md). It only orders candidates.
 EFFICIENCY = {"reference": 0.29, "stock": 0.62, "fast": 0.74}
-PRODUCT_SPEEDUP = {"bf16": 1.0, "int8_backward": 1.2, "int8": 1.5}  # recipe `fast` by matmul precision, measured
+PRODUCT_SPEEDUP = {"bf16": 1.0, "int8": 1.5}  # recipe `fast` by matmul precision, measured
 # Of these, a mixture's share: products of 128 experts in NF4, forward and backward, took 4.07 ms on an H200 for 0.62
 # TFLOP (n=12), where `stock` does as much in 1.5 ms.
 MIXTURE_SHARE = 0.37

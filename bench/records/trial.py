@@ -34,7 +34,7 @@ OPTIMIZERS = ("paged_adamw_8bit", "adamw_torch")
 BASE_PRECISIONS = ("nf4", "bf16")
 LAYOUTS = ("pad", "bucket", "pack", "varlen")
 RECIPES = ("reference", "stock", "fast")
-MATMULS = ("bf16", "int8_backward", "int8")
+MATMULS = ("bf16", "int8")
 PROFILES = ("gpu", "tiny")
 FAST_ONLY_FIELDS = ("checkpoint_every", "offload_checkpoints", "held_layers", "matmul")
 MAX_BYTES = 16 << 20  # size limit of a file of trials; one trial takes about 1000 bytes
@@ -55,9 +55,9 @@ class Trial:
 
     With `gradient_checkpointing`, one layer in `checkpoint_every` is recomputed in backward; `offload_checkpoints`
     keeps its input in the host's memory meanwhile, and the embeddings and the head always. The first `held_layers` keep
-    dequantized weights in addition to NF4. `matmul` selects the matrix products with the frozen weights that are
-    computed in int8: none (bf16), the gradient of each input (int8_backward), or both (int8); held layers then keep the
-    weights in the form that is used. Only the recipe fast reads these four.
+    dequantized weights in addition to NF4. `matmul` is the precision of matrix products with the frozen weights,
+    those of forward and those of each input's gradient; held layers keep the weights in the form that is used. Only the
+    recipe fast reads these four.
 
     `derive` are fields that the user left open, which follow from GPU and data (`with_derived`). `is_usual`: a
     benchmark's trial with the configuration of `inv train`, to which reports compare the others.
@@ -117,7 +117,7 @@ class Trial:
         ge=0,
         le=1024,
     )
-    matmul: str = setting("bf16", "products with the frozen weights: bf16, int8_backward or int8", choices=MATMULS)
+    matmul: str = setting("bf16", "products with the frozen weights: bf16 or int8", choices=MATMULS)
     data_workers: int = checked(0, ge=0, le=64)
     world_size: int = checked(1, ge=1, le=1024)
     new_tokens: int = checked(64, ge=1, le=65_536)

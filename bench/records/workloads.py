@@ -66,7 +66,6 @@ _EVERYWHERE = {"lora_targets": ALL_LINEAR}
 _KEPT = {"gradient_checkpointing": False, "optimizer": "adamw_torch"}
 _FAST = _KEPT | {"recipe": "fast"}
 _PACKED = _FAST | {"layout": "varlen"}
-_INT8_BACKWARD = _PACKED | {"matmul": "int8_backward"}
 _LEAN = {"recipe": "fast", "optimizer": "adamw_torch", "offload_checkpoints": True}
 
 # Its configuration comes from the settings; the fields here are those that no setting names.
@@ -114,7 +113,6 @@ _RECIPE_TRIALS = (  # one configuration with the reference, the usual libraries 
     SuiteTrial("reference-varlen", 512, 8, "packed, samples isolated: the cost of padding", {"layout": "varlen"}),
     SuiteTrial("fast-bucket", 512, 8, "batches of about one length instead of packing", _FAST | {"layout": "bucket"}),
     SuiteTrial("fast-varlen", 512, 8, "our kernels on packed samples, isolated", _PACKED),
-    SuiteTrial("fast-int8-backward", 512, 8, "8-bit products in backward: add --quality", _INT8_BACKWARD),
     SuiteTrial("fast-int8", 512, 8, "8-bit products: add --quality", _PACKED | {"matmul": "int8"}),
     SuiteTrial("reference-all-linear", 512, 8, "adapters on every linear layer", _EVERYWHERE),
     SuiteTrial("fast-all-linear", 512, 8, "adapters on every linear layer, our kernels", _FAST | _EVERYWHERE),

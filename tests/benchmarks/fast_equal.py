@@ -27,10 +27,7 @@ from tests.benchmarks import Figure, a_trial, demo_inputs, print_figures
 
 Compared = tuple[str, str, dict[str, Any]]  # a name, a recipe, and what it changes
 REFERENCE: Compared = ("reference", "reference", {})
-IN_8_BITS: tuple[Compared, ...] = (
-    ("fast, d_x in 8 bits", "fast", {"matmul": "int8_backward"}),
-    ("fast, both products in 8 bits", "fast", {"matmul": "int8"}),
-)
+IN_8_BITS: tuple[Compared, ...] = (("fast, both products in 8 bits", "fast", {"matmul": "int8"}),)
 
 
 def main(argv: Sequence[str] = ()) -> list[Figure]:

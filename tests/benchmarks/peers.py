@@ -54,7 +54,7 @@ MEAN_TOKENS, LONGEST = 194, 512  # mean and longest sample of the packed cases
 WIDE_LAYERS = 32  # Llama-3.1-8B
 # What both published: https://github.com/NVIDIA-NeMo/Automodel, docs/performance-summary.md, read 2026-11-26.
 PUBLISHED = {"automodel": 12_472.87}  # tokens per second, one H100, accumulation of 16
-IN_EIGHT = {"held_layers": HELD_IN_EIGHT["int8"], "matmul": "int8"}
+IN_EIGHT = {"held_layers": HELD_IN_EIGHT, "matmul": "int8"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ CASES = {
     "patch": Case(patch={}),
     "patch-checkpointing": Case(patch={}, checkpointing=True),
     "patch-held": Case(patch={"held_layers": HELD_LAYERS}),
-    "patch-int8": Case(patch={"held_layers": HELD_IN_EIGHT["int8"], "matmul": "int8"}),
+    "patch-int8": Case(patch={"held_layers": HELD_IN_EIGHT, "matmul": "int8"}),
     "plain-again": Case(checkpointing=True),
 }
 

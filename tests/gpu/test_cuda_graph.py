@@ -94,14 +94,13 @@ def run(step: Any, batches: list[Batch], accumulation: int = 1, *, captures: boo
     [
         {},
         {"gradient_checkpointing": True, "lora_targets": ALL_LINEAR},
-        {"matmul": "int8_backward", "held_layers": 2},
         {"matmul": "int8", "held_layers": 1, "lora_targets": ALL_LINEAR, "gradient_checkpointing": True,
          "checkpoint_every": 2},
         {"lora_dropout": 0.0, "optimizer": "paged_adamw_8bit"},
         {"gradient_checkpointing": True, "offload_checkpoints": True},
         {"gradient_checkpointing": True, "offload_checkpoints": True, "matmul": "int8"},
     ],
-    ids=["plain", "recomputed", "int8 backward", "int8", "no dropout, 8-bit optimizer", "offloaded", "offloaded int8"],
+    ids=["plain", "recomputed", "int8", "no dropout, 8-bit optimizer", "offloaded", "offloaded int8"],
 )  # fmt: skip
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_captured_steps_have_the_same_bits(modules, model, kind, changes, accumulation, monkeypatch):

@@ -367,7 +367,7 @@ def _fused_linear(linears: Sequence[Any], dtype: Any, *, hold: bool, matmul: str
     bases = [getattr(linear, "base_layer", linear) for linear in linears]
     weights = tuple(nf4.from_bitsandbytes(base.weight) for base in bases)
     edges = [sum(weight.shape[0] for weight in weights[:end]) for end in range(len(weights) + 1)]
-    int8_linear = Int8Linear(weights, forward=matmul == "int8", hold=hold) if matmul != "bf16" else None
+    int8_linear = Int8Linear(weights, hold=hold) if matmul == "int8" else None
     is_held_in_16_bits = hold and matmul == "bf16"
     held = dequantize(weights, dtype, weights[0].packed.device) if is_held_in_16_bits else None
     adapters = [

@@ -14,7 +14,7 @@ the input is read once. The weights are stored separately; the joined bf16 matri
 x: (T, K); W: (N, K), its linear layers' rows concatenated; A: (R, K) and B: (N_j, R) of each adapted layer; s =
 lora_alpha / R. W is frozen and gets no gradient.
 
-The products with W can be done in 8 bits (`bench.qlora.recipes.int8`): only d_y W, or both.
+The products with W can be done in 8 bits (`bench.qlora.recipes.int8`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -90,7 +90,7 @@ class FusedLinear:
     @property
     def outlier_columns(self) -> OutlierColumns | None:
         """The outlier columns of an input; None if the product is not in 8 bits, or before its first input."""
-        return self.int8.outlier_columns if self.int8 is not None and self.int8.forward else None
+        return self.int8.outlier_columns if self.int8 is not None and self.int8.is_training else None
 
     @property
     def factors(self) -> Any:
@@ -106,7 +106,7 @@ class FusedLinear:
         """
         lora_input = self._lora_input(seed)
         u = lora.down(x, self.work_a, lora_input) if self.adapters else None
-        if self.int8 is not None and self.int8.forward:
+        if self.int8 is not None and self.int8.is_training:
             side_inputs = SideInputs(u=u, work_b=self.work_b, columns=self.columns, rank=self.rank)
             return self.int8.product(x, x_int8, side_inputs, in_blocks=in_blocks), u
         weight = self.weight(x)
@@ -119,7 +119,7 @@ class FusedLinear:
 
         gate_up: `QuantizedBlocks` or a tensor.
         """
-        if self.int8 is None or not self.int8.forward:
+        if self.int8 is None or not self.int8.is_training:
             return swiglu(gate_up), None
         columns = self.outlier_columns
         quantized, act = swiglu_rows(gate_up, columns, keep_act=columns is None or bool(self.adapters))

@@ -26,24 +26,18 @@ ROW_ALIGNMENT_BYTES = 16  # required of a matrix's rows by the hardware engine t
 class Int8Linear:
     """The weights `parts` of one product, concatenated by rows.
 
-    `forward`: compute y = x W^T in 8 bits too, x and W rotated, not only d_x = d_y W. `hold`: keep the 8-bit values in
-    memory, in the orientations that are used.
+    y = x W^T is computed with x and W rotated. `hold`: keep the 8-bit values in memory, in both orientations.
+    `is_training`: y is in 8 bits; an evaluation computes it in 16, as serving will.
     """
 
-    def __init__(self, parts: tuple[nf4.Nf4, ...], *, forward: bool, hold: bool) -> None:
-        self._forward = forward
+    def __init__(self, parts: tuple[nf4.Nf4, ...], *, hold: bool) -> None:
         self.is_training = True
         self.scales = weight_quant.row_scales(parts)
         self.outlier_columns: OutlierColumns | None = None
         self._parts, self._outlier_weights = parts, None
-        self._rotated_scales = weight_quant.row_scales(parts, rotated=True) if forward else None
-        self._held = weight_quant.quantize_rotated(parts, self._rotated_scales) if hold and forward else None
+        self._rotated_scales = weight_quant.row_scales(parts, rotated=True)
+        self._held = weight_quant.quantize_rotated(parts, self._rotated_scales) if hold else None
         self._held_transposed = weight_quant.quantize_transposed(parts, self.scales) if hold else None
-
-    @property
-    def forward(self) -> bool:
-        """True if y = x W^T is currently computed in 8 bits."""
-        return self._forward and self.is_training
 
     def product(self, x: Any, x_int8: QuantizedRows | None, side_inputs: SideInputs, *, in_blocks: bool) -> Any:
         """Compute y (T, N) in x's dtype with its side inputs.
