@@ -4,7 +4,6 @@ import hashlib
 import importlib.util
 import json
 import re
-import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -122,9 +121,8 @@ def weights(tmp_path: Path) -> Path:
     """The weights of the only model in the image."""
     model = tmp_path / "models" / "org--M"
     model.mkdir(parents=True)
-    header = json.dumps({"w": {"dtype": "U8", "shape": [100], "data_offsets": [0, 100]}, "__metadata__": {}}).encode()
     weights = model / "model.safetensors"
-    weights.write_bytes(struct.pack("<Q", len(header)) + header + bytes(100))
+    weights.write_bytes(bytes(100))
     sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
     files = [{"path": weights.name, "size": weights.stat().st_size, "sha256": sha256}]
     (model / "manifest.json").write_text(json.dumps({"files": files}))
@@ -159,7 +157,7 @@ def test_a_complete_image_passes(check: ModuleType, weights: Path, capsys: pytes
             lambda weights: write_lock(weights.parents[2], "pydantic", version="0.0.1"),
         ),
         (
-            r"models/org--M/model\.safetensors: \d+ bytes.* header",
+            r"models/org--M/model\.safetensors: 99 bytes, .* 100$",
             lambda weights: weights.write_bytes(weights.read_bytes()[:-1]),
         ),
         (
@@ -169,7 +167,6 @@ def test_a_complete_image_passes(check: ModuleType, weights: Path, capsys: pytes
         (r"models/org--M/model\.safetensors: .*manifest", lambda weights: weights.unlink()),
         (r"models/org--M: .*manifest\.json", lambda weights: weights.with_name("manifest.json").unlink()),
         (r"models/org--M/manifest\.json: ", lambda weights: weights.with_name("manifest.json").write_text("{")),
-        (r"models/org--M/model\.safetensors: .*safetensors file", lambda weights: weights.write_bytes(b"x" * 200)),
     ],
 )
 def test_each_fault_is_reported(
