@@ -60,13 +60,13 @@ def run(request: Request) -> int:
         ProgressFile(request.out, Log(clock.elapsed))(reading)
         try:
             inputs = _check(trial)
-            environment = preflight.check_gpus(trial)
+            facts, flags = preflight.check_gpus(trial)
         except (TrialError, InputError):
             _remove_progress(request.out, is_new_folder)
             raise
         record = Record(request, trial, clock)
-        record.fingerprint.update(environment.facts)
-        record.flags += environment.flags
+        record.fingerprint.update(facts)
+        record.flags += flags
         with telemetry.record_telemetry(record, stops):
             outcome = _execute(record, inputs, stops)
         if record.gpu_fault is not None and outcome.reason_code is not ReasonCode.GPU_FAULT:

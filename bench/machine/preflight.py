@@ -12,7 +12,6 @@ import sysconfig
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,8 @@ MAX_IDLE_BYTES = 1 << 30
 SETTLE_SEC = 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuNeighbours:
-    """Facts about the GPUs for the fingerprint, and flags about other processes."""
-
-    facts: dict[str, Any] = field(default_factory=dict)
-    flags: list[str] = field(default_factory=list)
-
-
-def check_gpus(trial: Trial) -> GpuNeighbours:
-    """Check the trial's GPUs and their other users. Raises InputError."""
+def check_gpus(trial: Trial) -> tuple[dict[str, Any], list[str]]:
+    """Check the trial's GPUs and their other users; returns facts and flags. Raises InputError."""
     nvml.number_gpus_by_bus()
     return inspect_gpus(require_gpus_for(trial.profile), trial)
 
@@ -70,14 +61,14 @@ def inspect_gpus(
     *,
     settle_sec: float = SETTLE_SEC,
     sleep: Callable[[float], None] = time.sleep,
-) -> GpuNeighbours:
+) -> tuple[dict[str, Any], list[str]]:
     """Collect facts and flags of the GPUs that the trial will use: the first visible ones."""
     if not gpus:
-        return GpuNeighbours()
+        return {}, []
     expected = trial.world_size
     settings = {f"gpu_{name}": value for name, value in gpus[0].settings().items()}
     facts: dict[str, Any] = {"gpus_visible": len(gpus), **settings}
-    flags = []
+    flags: list[str] = []
     if len(gpus) > expected and not trial.workload.measures_scaling and trial.profile == "gpu":
         flags.append(f"{len(gpus)} GPUs are visible where {expected} is expected; set CUDA_VISIBLE_DEVICES=0")
     used = [_wait_for_freed_memory(gpu, settle_sec, sleep) for gpu in gpus[:expected]]
@@ -92,7 +83,7 @@ def inspect_gpus(
                 f"GPU {gpu.index} is shared: {format_mib(held)} were in use before the trial, "
                 "by processes that cannot be seen from here"
             )
-    return GpuNeighbours(facts=facts, flags=flags)
+    return facts, flags
 
 
 def describe_process(pid: int, held: int | None) -> str:

@@ -29,9 +29,9 @@ from bench.records import Trial
 out, seconds = Path(sys.argv[1]), 8.0
 trial = Trial(name="t", reason="r", suite="s", profile="gpu", model="m", data="d")
 record = Record(Request(trial_file=out, out=out), trial, Clock())
-neighbours = preflight.check_gpus(trial, strict=False)
-record.flags += neighbours.flags
-record.fingerprint.update(neighbours.facts)
+facts, flags = preflight.check_gpus(trial)
+record.flags += flags
+record.fingerprint.update(facts)
 with telemetry.record_telemetry(record):
     with record.timed("load"):
         a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -109,11 +109,9 @@ def test_a_gpu_used_by_another_process_is_flagged():
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == "held\n"
-            neighbours = preflight.inspect_gpus(nvml.visible_gpus()[:1], TRIAL, settle_sec=0.5)
-            print(neighbours)
-            assert any("GPU 0 is shared" in flag for flag in neighbours.flags)
-            assert neighbours.facts["gpu_memory_used_at_start_bytes"] > 3 * GIB
+            facts, flags = preflight.inspect_gpus(nvml.visible_gpus()[:1], TRIAL, settle_sec=0.5)
+            assert any("GPU 0 is shared" in flag for flag in flags), flags
+            assert facts["gpu_memory_used_at_start_bytes"] > 3 * GIB
         finally:
             other.kill()
-    neighbours = preflight.inspect_gpus(nvml.visible_gpus()[:1], TRIAL)
-    assert foreign_flags(neighbours.flags) == []
+    assert foreign_flags(preflight.inspect_gpus(nvml.visible_gpus()[:1], TRIAL)[1]) == []

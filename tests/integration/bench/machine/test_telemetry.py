@@ -280,28 +280,26 @@ def test_a_gpu_trial_without_a_gpu_is_refused_in_one_line(monkeypatch, has_devic
 def test_more_gpus_than_expected_are_a_flag(library, make_trial):
     library.add(used=0)
     library.add(used=0)
-    trial = make_trial(profile="gpu")
-    neighbours = preflight.check_gpus(trial)
-    (flag,) = neighbours.flags
+    facts, (flag,) = preflight.check_gpus(make_trial(profile="gpu"))
     assert flag.startswith("2 GPUs ")
     assert "CUDA_VISIBLE_DEVICES=0" in flag.partition("; ")[2]
-    assert (neighbours.facts["gpus_visible"], neighbours.facts["gpu_memory_used_at_start_bytes"]) == (2, 0)
-    assert preflight.inspect_gpus(nvml.visible_gpus(), make_trial(profile="gpu", kind="distributed")).flags == []
+    assert (facts["gpus_visible"], facts["gpu_memory_used_at_start_bytes"]) == (2, 0)
+    assert preflight.inspect_gpus(nvml.visible_gpus(), make_trial(profile="gpu", kind="distributed"))[1] == []
 
 
 def test_a_shared_gpu_is_flagged_with_its_processes_or_as_unknown_use(library, make_trial):
     library.add(processes=[(4711, 3 * GIB)])
-    assert preflight.inspect_gpus(nvml.visible_gpus(), make_trial()).flags == [
+    assert preflight.inspect_gpus(nvml.visible_gpus(), make_trial())[1] == [
         "GPU 0 is shared: another process (pid 4711, 3,072 MiB) was on it before"
     ]
     library.GPUS.clear()
     library.add(used=3 * GIB)
     (gpu,) = nvml.visible_gpus()
-    neighbours = preflight.inspect_gpus([gpu], make_trial(), settle_sec=0.0)
-    assert neighbours.flags[0].startswith("GPU 0 is shared: 3,072 MiB ")
+    _, (flag,) = preflight.inspect_gpus([gpu], make_trial(), settle_sec=0.0)
+    assert flag.startswith("GPU 0 is shared: 3,072 MiB ")
     # Memory that an ended trial frees late is not foreign.
-    neighbours = preflight.inspect_gpus([gpu], make_trial(), sleep=lambda _: library.GPUS[0].update(used=0))
-    assert (neighbours.flags, neighbours.facts["gpu_memory_used_at_start_bytes"]) == ([], 0)
+    facts, flags = preflight.inspect_gpus([gpu], make_trial(), sleep=lambda _: library.GPUS[0].update(used=0))
+    assert (flags, facts["gpu_memory_used_at_start_bytes"]) == ([], 0)
 
 
 def test_sample_prints_the_current_readings_in_one_line(library, capsys):
