@@ -16,7 +16,7 @@ SIZES = {
     "loading": 2,
     "quick": 3,
     "full": 13,
-    "recipes": 12,
+    "recipes": 11,
     "inference": 2,
     "distributed": 3,
     "all": 22,
