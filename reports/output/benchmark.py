@@ -258,7 +258,7 @@ def _failures(summary: Summary) -> Iterator[Table | Text]:
                 Row(
                     cells=(
                         Cell(value=group_name(group)),
-                        Cell(value=group_workers(group, "none")),
+                        Cell(value=group_workers(group)),
                         Cell(value=group[0].end.value),
                         Cell(value=group[0].reason or "unknown", log=group[0].log_tail),
                         *(
@@ -272,7 +272,7 @@ def _failures(summary: Summary) -> Iterator[Table | Text]:
         )
     missing = group_missing(summary.missing)
     if missing:
-        texts = [(group_name(group), group_workers(group, "any"), group[0].reason) for group in missing]
+        texts = [(group_name(group), group_workers(group), group[0].reason) for group in missing]
         yield text_table(("Planned trial without a usable result", "Worker", "Reason"), texts)
     if summary.rejected:
         yield text_table(("Rejected file", "Reason"), [(file.file, file.reason) for file in summary.rejected])

@@ -77,7 +77,7 @@ class Missing:
 
     trial_id: str
     configuration: str
-    worker: str | None
+    worker: str
     reason: str
 
 

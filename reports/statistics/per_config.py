@@ -76,14 +76,6 @@ class Mean:
     over: Over | None
     units: int
 
-    @property
-    def value_and_interval(self) -> tuple[float, float | None, float | None]:
-        """The exponential of the mean, with its interval."""
-        value = math.exp(self.value)
-        if self.half is None:
-            return value, None, None
-        return value, value * math.exp(-self.half), value * math.exp(self.half)
-
 
 def measure(processes: Sequence[ProcessSteps]) -> MeasuredRate:
     """Describe the processes of one configuration and combine them. Raises ValueError without any."""
@@ -410,5 +402,5 @@ def _welch(first: Mean, second: Mean, level: float, worker_sd: float) -> Mean:
 
 def estimate(mean: Mean, n: int) -> Estimate:
     """Convert a mean of logarithms to an estimate over `n` steps."""
-    value, low, high = mean.value_and_interval
-    return Estimate(value=value, low=low, high=high, n=n, over=mean.over)
+    ends = [None if mean.half is None else math.exp(mean.value + sign * mean.half) for sign in (-1.0, 1.0)]
+    return Estimate(value=math.exp(mean.value), low=ends[0], high=ends[1], n=n, over=mean.over)

@@ -94,7 +94,7 @@ class Failure:
 
     trial_id: str
     configuration: str
-    worker: str | None
+    worker: str
     end: TrialStatus
     reason: str | None
     reason_code: ReasonCode | None
@@ -131,6 +131,6 @@ def group_name(trials: Sequence[Failure] | Sequence[Missing]) -> str:
     return first.trial_id if len(trials) == 1 else f"{len(trials)} trials of {first.configuration}"
 
 
-def group_workers(trials: Iterable[Failure] | Iterable[Missing], unknown: str) -> str:
-    """List the workers they ran on; `unknown` replaces a missing one."""
-    return formatting.first_n(list(dict.fromkeys(trial.worker or unknown for trial in trials)), _MAX_WORKERS_NAMED)
+def group_workers(trials: Iterable[Failure] | Iterable[Missing]) -> str:
+    """List the workers they were planned for."""
+    return formatting.first_n(list(dict.fromkeys(trial.worker for trial in trials)), _MAX_WORKERS_NAMED)

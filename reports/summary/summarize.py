@@ -272,7 +272,7 @@ def _failures(run: Run) -> tuple[Failure, ...]:
         Failure(
             trial_id=result.trial_id,
             configuration=run.label_of[result.trial_id],
-            worker=result.worker,
+            worker=result.worker or "",  # that of the plan
             end=result.status,
             reason=result.outcome.text,
             reason_code=None if result.reason_code is ReasonCode.UNKNOWN else result.reason_code,

@@ -62,6 +62,15 @@ def test_the_summary_has_the_most_useful_tokens_first_and_published_rates_of_the
     assert {name for name, mark in samples.items() if mark.published} == {"optimized", "baseline"}
 
 
+def test_more_configurations_than_a_figure_holds_are_said_to_be_left_out(folder):
+    trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 21))
+    synthetic.write_run(folder, synthetic.record(trials, workers=1))
+    run = load(folder)
+    figure = executive_summary.gather(summarize(run), run)
+    assert len(figure.groups[0].names) == 14
+    assert any("14 of 20" in fact for fact in figure.header.facts)
+
+
 def test_published_results_do_not_match_a_run_of_another_model_or_profile(tmp_path):
     showcase.write(tmp_path / "gpu")
     run = load(tmp_path / "gpu")
