@@ -10,8 +10,8 @@ the patch. A call with `labels` takes:
 
 It returns the loss only; `logits` is None. A call without `labels` is the unpatched model's, with logits.
 
-Differences from a run of the recipe: no CUDA graphs and no choice of tiles for INT8; a check of `attention_mask` or
-`position_ids` waits for the device once a call. Checkpointing with `offload=True` recomputes without offloading.
+Differences from a run of the recipe: no CUDA graphs; a check of `attention_mask` or `position_ids` waits for the device
+once a call. Checkpointing with `offload=True` recomputes without offloading.
 """
 
 import dataclasses
@@ -117,11 +117,9 @@ class _PatchedModel(fast.FastModel):
         self._lora = [
             (linear, list(linear.active_adapters), adapter)
             for layer in self._layers
-            for product in PRODUCT_INPUTS
+            for name, product in zip(PRODUCT_INPUTS, layer.products, strict=False)  # a mixture has the first two only
             for linear, adapter in zip(
-                _adapted(find(config).modules(base.model.layers[layer.index], product)),
-                getattr(layer, product).adapters,
-                strict=True,
+                _adapted(find(config).modules(base.model.layers[layer.index], name)), product.adapters, strict=True
             )
         ]
 
