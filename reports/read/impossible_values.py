@@ -16,7 +16,7 @@ from reports import formatting
 from reports.read import measurements
 
 MAX_MEASUREMENTS, MAX_FLAGS = 5_000, 200
-MIN_VALUE, MAX_VALUE = 1e-18, 1e18  # limits of nonzero values, in their own units
+MIN_VALUE, MAX_VALUE = 1e-18, 1e18  # limits of samples and of nonzero measurements, in their own units
 _MAX_SEC = 3.2e7  # a trial runs at most a week
 # The least and the greatest value of a field. Others are amounts, from 0 to MAX_VALUE, or signed.
 _LIMITS = {
@@ -104,13 +104,12 @@ def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
 
 
 def _is_possible(name: str, value: float) -> bool:
-    if name in _LIMITS:
-        return _LIMITS[name][0] <= value <= _LIMITS[name][1]
-    return _is_sensible(value) if name.startswith(_SIGNED) else _is_amount(value)
+    least, most = _LIMITS.get(name, (-MAX_VALUE if name.startswith(_SIGNED) else 0.0, MAX_VALUE))
+    return least <= value <= most
 
 
 def _is_amount(value: object) -> bool:
-    return value is None or (type(value) in (int, float) and _is_sensible(value) and value >= 0)  # type: ignore[arg-type, operator]
+    return value is None or (type(value) in (int, float) and 0 <= value <= MAX_VALUE)  # type: ignore[operator] # a number
 
 
 def _is_sensible(value: float) -> bool:
@@ -120,8 +119,10 @@ def _is_sensible(value: float) -> bool:
 def _steps_fault(steps: Steps) -> str | None:
     if (fault := _lengths_fault(steps) or _parts_fault(steps.tokens, steps.useful_tokens, "useful")) is not None:
         return fault
-    if steps.tokens and not (any(steps.samples) and any(steps.useful_tokens)):
-        return "no step has a sample, or no step a useful token"
+    if steps.samples and (least := min(steps.samples)) < MIN_VALUE:
+        return f"samples is {least!r}"
+    if steps.useful_tokens and not any(steps.useful_tokens):
+        return "no step has a useful token: all tokens are padding"
     return numbers_fault(steps)
 
 

@@ -94,7 +94,7 @@ def with_time(number, seconds):
         ),
         (
             with_steps(useful_tokens=lambda s: [0] * len(s.tokens)),
-            "no step a useful token",
+            "steps: no step has a useful token",
         ),
         (lambda result: replace(result, steps=Steps(), metrics=None), "no measured step"),
     ],

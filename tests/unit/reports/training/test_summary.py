@@ -122,6 +122,13 @@ def test_impossible_values_are_refused_by_name(
     assert "\n" not in str(refused.value)
 
 
+def test_the_last_learning_rate_and_a_change_may_be_as_small_as_floats_are(tmp_path: Path) -> None:
+    steps = dataclasses.replace(RECORD.steps, learning_rate=[2e-4, 1e-24])
+    last = dataclasses.replace(RECORD.evaluations[1], change=-1e-20)
+    record = dataclasses.replace(RECORD, steps=steps, evaluations=[RECORD.evaluations[0], last])
+    assert training_facts.read(write_run(tmp_path, record)).record == record
+
+
 def test_the_cost_of_a_restart_in_the_ledger_is_a_number_or_unknown(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
     path = folder / "ledger.jsonl"
