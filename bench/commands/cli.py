@@ -24,7 +24,6 @@ from bench.records.status import ExitCode, ReasonCode, failure_to_json
 from bench.records.trial import (
     SCALES,
     SUITE_NAMES,
-    build_record,
     parse_json,
     read_text,
 )
@@ -347,7 +346,7 @@ def _adapter(arguments: argparse.Namespace) -> int:
     module = importlib.import_module(f"bench.adapter.{module_name}")
     handler = getattr(module, handler_name)
     document = parse_json(sys.stdin.read(), "request")
-    request: Any = build_record(getattr(module, request_class), document, "request")
+    request: Any = schema.from_json(getattr(module, request_class), document, "request")
     try:
         is_check = arguments.action == "check"
         result = handler(request, _say, arguments.cache).run() if is_check else handler(request, _say)

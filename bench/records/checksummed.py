@@ -12,7 +12,6 @@ from typing import Any, ClassVar, TypeVar
 from bench.records import schema
 from bench.records.atomic_files import read_regular, write_atomic
 from bench.records.status import Failure
-from bench.records.validation import TrialError
 from bench.records.version import SCHEMA_VERSION, VERSION
 
 S = TypeVar("S", bound="Checksummed")
@@ -89,5 +88,5 @@ def read_checksummed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
     del document["kind"], document["schema_version"], document["version"]
     try:
         return schema.from_json(cls, document, str(path))
-    except (schema.SchemaError, TrialError) as error:
-        raise ResultError(str(error)) from error
+    except schema.SchemaError as error:
+        raise ResultError.from_error(error) from error

@@ -15,14 +15,16 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar, cast
 
+from bench.records.validation import TrialError
+
 T = TypeVar("T")
 MAX_VALUES = 2_000_000  # four times a result of 100,000 steps; a value takes up to 200 bytes of memory
 MAX_DEPTH = 16
 MAX_INTEGER = 2**53  # floats represent larger integers inexactly
 
 
-class SchemaError(ValueError):
-    """Document with a missing, unknown or mistyped field; the message names the field."""
+class SchemaError(TrialError):
+    """Document with a missing, unknown, mistyped or impossible field; the message names the field."""
 
 
 def parse(content: bytes | str, *, max_values: int = MAX_VALUES) -> Any:
@@ -89,7 +91,10 @@ def from_json(cls: type[T], document: object, where: str = "") -> T:
             values[name] = read(document[name], f"{prefix}{name}")
         elif is_required:
             raise SchemaError(f"{prefix}{name}: missing")
-    return cls(**values)
+    try:
+        return cls(**values)
+    except TrialError as error:  # its __post_init__ raised it
+        raise SchemaError.from_error(error, prefix=prefix) from error
 
 
 def type_name(value: object) -> str:

@@ -204,23 +204,13 @@ class Trial:
     @classmethod
     def from_json(cls, document: object, where: str = "trial") -> Trial:
         """Build a trial from parsed JSON. `where` names the file for the message. Raises TrialError."""
-        return build_record(cls, document, where)
+        return schema.from_json(cls, document, where)
 
     @classmethod
     def read(cls, path: Path) -> Trial:
         """Read one trial from a JSON file. Raises TrialError with the file's path and the place in it."""
         document = parse_json(read_text(path), str(path))
         return cls.from_json(document, str(path))
-
-
-def build_record(cls: type[schema.T], document: object, where: str) -> schema.T:
-    """Build a record from parsed JSON. `where` names the file for the message. Raises TrialError."""
-    try:
-        return schema.from_json(cls, document, where)
-    except schema.SchemaError as error:
-        raise TrialError.from_error(error) from error
-    except TrialError as error:
-        raise TrialError.from_error(error, prefix=f"{where}: ") from error
 
 
 def read_text(path: Path) -> str:
