@@ -21,7 +21,7 @@ CHECKS, MODEL_CHECKS = Checks("runs"), Checks("models")
 
 OUT_OF_MEMORY = Fault(
     "run {run}: {count} of {planned} trials ran out of GPU memory",
-    "lower train.micro_batch_size or train.max_seq_len; leave the largest trials out with `inv bench --only`",
+    "lower train.micro_batch_size or train.max_seq_len; leave the largest trials out with `inv bench --only=NAMES`",
     status=CheckStatus.WARN,
 )
 FAILED = Fault(
