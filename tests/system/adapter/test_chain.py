@@ -1,10 +1,10 @@
 """Test of the README's commands from a training to a server, with a real small model:
 
-    THOROUGH=1 REAL_MODEL=models/HuggingFaceTB--SmolLM2-135M-Instruct pytest tests/system/adapter/test_chain.py
+    THOROUGH=1 REAL_VLLM=VENV REAL_MODEL=models/HuggingFaceTB--SmolLM2-135M-Instruct \\
+        pytest tests/system/adapter/test_chain.py
 
-takes half an hour on two busy cores. REAL_MODEL is a folder of `inv model.demo --real`; without it the test creates the
-model. `inv`, training, check and merge are real; the servers are vLLM's where REAL_VLLM names it (conftest.py). Not
-covered: a GPU; a server in a cluster.
+takes a quarter of an hour on two busy cores. REAL_MODEL is a folder of `inv model.demo --real`; without it the test
+creates the model. conftest.py says what VENV is. Not covered: a GPU; a server in a cluster.
 """
 
 import json
