@@ -143,12 +143,11 @@ CLOSES_ITS_OUTPUT = "import os, time; os.close(1); os.close(2)"
     ("argv", "limit", "tokens"),
     [
         (shell(IGNORES_SIGTERM), {"timeout_sec": 0.3}, r"0\.3 s"),
-        (shell("(trap '' TERM; sleep 300) & sleep 300"), {"timeout_sec": 0.3}, r"0\.3 s"),
         (script(f"{CLOSES_ITS_OUTPUT}; time.sleep(300)"), {"timeout_sec": 0.5}, r"0\.5 s"),
         (shell("echo up; sleep 300"), {"idle_timeout_sec": 0.3}, r"silent.* 0\.3 s"),
         (shell("while :; do echo busy >&2; sleep 0.1; done"), {"idle_timeout_sec": 0.5}, r"silent.* 0\.5 s"),
     ],
-    ids=["ignores SIGTERM", "child ignores SIGTERM", "output closed", "silent", "busy on the other stream"],
+    ids=["ignores SIGTERM", "output closed", "silent", "busy on the other stream"],
 )
 def test_a_command_is_ended_at_its_deadline_with_everything_it_started(
     host: Host, tmp_path: Path, argv: tuple[str, ...], limit: dict[str, float], tokens: str
@@ -168,16 +167,14 @@ def test_a_slow_callback_does_not_count_as_silence(host: Host) -> None:
 
     def on_stdout(chunk: bytes) -> None:
         received.append(chunk)
-        time.sleep(2.5 if len(received) == 1 else 0.0)
+        time.sleep(1.8 if len(received) == 1 else 0.0)
 
     # The limit also holds until the first output, which a busy machine may delay.
-    run(host, "sh", "-c", "echo one; sleep 0.1; echo two", on_stdout=on_stdout, idle_timeout_sec=2.0)
+    run(host, "sh", "-c", "echo one; sleep 0.1; echo two", on_stdout=on_stdout, idle_timeout_sec=1.5)
     assert b"".join(received) == b"one\ntwo\n"
 
 
-@pytest.mark.parametrize(
-    "error", [KeyError("enough"), FileNotFoundError(2, "gone"), PermissionError(1, "no"), KeyboardInterrupt()]
-)
+@pytest.mark.parametrize("error", [KeyError("enough"), PermissionError(1, "no"), KeyboardInterrupt()])
 def test_an_error_of_the_callback_is_raised_and_ends_the_command(
     host: Host, tmp_path: Path, error: BaseException
 ) -> None:
