@@ -25,7 +25,7 @@ from bench.architectures import Separation
 from bench.data import packing, readers
 from bench.data.example_file import ExampleWriter, StoredExamples, map_examples
 from bench.data.file_types import expand
-from bench.data.findings import DROPPED_KINDS, SKIPPED, DataFindings
+from bench.data.findings import DROPPED_KINDS, DataFindings
 from bench.data.formats import shorten
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import TOKENIZE_BATCH, Example, ExampleBuilder
@@ -163,7 +163,7 @@ def write_examples(
             left_out += len(without_example)
     training, validation = writer.finish()
     bad_lines.check(lines)
-    findings.add_skipped(SKIPPED, bad_lines)
+    findings.add_skipped(bad_lines)
     _check_counts(spec, findings, len(training), len(validation))
     facts = DatasetFacts(
         files=[

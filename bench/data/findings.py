@@ -49,11 +49,10 @@ class DataFindings:
     cut_tokens: int = 0
     _latest: dict[str, str] = field(default_factory=dict)
 
-    def add_skipped(self, kind: str, bad_lines: BadLines) -> None:
-        """Count lines that were left out because they cannot be used, with the reason of each."""
+    def add_skipped(self, bad_lines: BadLines) -> None:
+        """Count all lines that were left out because they cannot be used, with the reason of each."""
         if bad_lines.count:
-            self.counts[kind] += bad_lines.count
-            self.locations[kind] = [*self.locations.get(kind, []), *bad_lines.places()][:MAX_LOCATIONS]
+            self.counts[SKIPPED], self.locations[SKIPPED] = bad_lines.count, bad_lines.places()[:MAX_LOCATIONS]
 
     def is_latest(self, kind: str, conversation: Conversation) -> bool:
         """Return whether this conversation was the last one that was counted for the kind."""
