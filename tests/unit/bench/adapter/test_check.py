@@ -72,6 +72,7 @@ def test_every_form_is_measured_and_the_merged_folder_is_the_merge_in_memory(lab
     assert forms["merged-nf4"].loss == pytest.approx(forms["trained"].loss, abs=0.02)
     assert forms["merged-bf16"].loss == pytest.approx(forms["bf16"].loss, abs=0.02)
     assert abs(forms["bf16"].loss - forms["trained"].loss) > 1e-4, "NF4 is another base"
+    assert all(str(question).startswith("What is ") for question in report.questions)
     assert set(report.end_ids) <= set(facts.end_ids)
     assert len(report.losses) == len(report.examples) == len(report.targets)
     assert (report.score, report.unscored_place) == ("contains", None)
