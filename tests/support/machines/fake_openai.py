@@ -17,17 +17,12 @@ from tests.support.machines.http_stubs import StubHandler, StubServer
 class FakeOpenAI(StubServer):
     def __init__(
         self, answers: Mapping[str, str], *, key: str | None = None, models: tuple[str, ...] = ("tuned",),
-        broken: tuple[int, bytes, dict[str, str]] | None = None, address: tuple[str, int] = ("127.0.0.1", 0),
+        broken: tuple[int, bytes, dict[str, str]] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(_Handler, address)
+        super().__init__(_Handler)
         self.url = f"http://{self.host}"
         self.answers, self.key, self.models, self.reason, self.broken = answers, key, models, "stop", broken
         self.requests: list[dict[str, Any]] = []
-
-    def generate(self, document: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the text for a request, and its finish_reason."""
-        prompt = document["messages"][-1]["content"] if "messages" in document else document["prompt"]
-        return self.answers.get(prompt, "?"), self.reason
 
 
 class _Handler(StubHandler):
@@ -39,16 +34,15 @@ class _Handler(StubHandler):
     def do_POST(self) -> None:
         document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append(document)
-        text, reason = self.server.generate(document)
+        prompt = document["messages"][-1]["content"] if "messages" in document else document["prompt"]
+        text = self.server.answers.get(prompt, "?")
         is_chat = self.path == "/v1/chat/completions"
         content = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
-        self.send_json({"choices": [{"index": 0, "finish_reason": reason, **content}]})
+        self.send_json({"choices": [{"index": 0, "finish_reason": self.server.reason, **content}]})
 
     def send_json(self, document: dict[str, Any]) -> None:
         status, body, headers = 200, json.dumps(document).encode(), {"Content-Type": "application/json"}
-        if self.path == "/health":
-            body = b""
-        elif self.server.key is not None and self.headers.get("Authorization") != f"Bearer {self.server.key}":
+        if self.server.key is not None and self.headers.get("Authorization") != f"Bearer {self.server.key}":
             status, body = 401, b'{"error": "Unauthorized"}'
         elif self.server.broken is not None:
             status, body, headers = self.server.broken

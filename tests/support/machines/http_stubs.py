@@ -26,8 +26,8 @@ class StubHandler(BaseHTTPRequestHandler):
 class StubServer(ThreadingHTTPServer):
     """Server in a thread, over plain HTTP (or the protocol of `handler`), at `host`."""
 
-    def __init__(self, handler: type[BaseRequestHandler], address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
-        super().__init__(address, handler)
+    def __init__(self, handler: type[BaseRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
 
     @property
     def host(self) -> str:
