@@ -54,12 +54,6 @@ class RankGroup:
         """Start summing `tensor` over all ranks, in place; call `wait()` on the result. None for a single rank."""
         return None if self.is_single else self.torch.distributed.all_reduce(tensor, async_op=True)
 
-    def all_reduce_(self, tensor: Any) -> Any:
-        """Sum a CPU `tensor` over all ranks, in place."""
-        if not self.is_single:
-            self.torch.distributed.all_reduce(tensor, group=self._cpu_group)
-        return tensor
-
     def gather_objects(self, mine: Any) -> list[Any]:
         """Return every rank's object, in order."""
         if self.is_single:
