@@ -53,7 +53,7 @@ def _advice(summary: Summary, chosen: Choice) -> str:
         )
     if chosen.advice is Advice.NOT_SHOWN:
         verb = "Stay" if chosen.row.is_baseline or chosen.row.trial.is_usual else "Train"
-        also = f"; neither were {tied}" if tied else ""
+        also = f"; nor {'was' if ',' not in tied else 'were'} {tied}" if tied else ""
         return (
             f"{verb} with {_counted(chosen.row)}: {fastest.label} gave {gain} {where}, but was not shown to "
             f"be faster{_disagreement(ratio)}{also}{passed}."
