@@ -1,6 +1,5 @@
 """Default fields that a real API server stores in objects; without them every apply reports `configured`."""
 
-import random
 from typing import Any
 
 from tests.support.kubernetes.api.answers import Json
@@ -23,8 +22,6 @@ def _container(container: Json) -> None:
     for entry in container.get("env", []):
         if "fieldRef" in entry.get("valueFrom", {}):
             _set(entry["valueFrom"]["fieldRef"], apiVersion="v1")
-    for port in container.get("ports", []):
-        _set(port, protocol="TCP")
 
 
 def pod_spec(spec: Json) -> None:
@@ -73,12 +70,7 @@ def service(obj: Json) -> None:
     spec = obj["spec"]
     _set(spec, type="ClusterIP", sessionAffinity="None", internalTrafficPolicy="Cluster")
     _set(spec, ipFamilies=["IPv4"], ipFamilyPolicy="SingleStack")
-    if spec["type"] == "ClusterIP" and "clusterIP" not in spec:
-        spec["clusterIP"] = f"10.96.{random.randint(1, 250)}.{random.randint(1, 250)}"
-    if "clusterIP" in spec:
-        _set(spec, clusterIPs=[spec["clusterIP"]])
-    for port in spec.get("ports", []):
-        _set(port, protocol="TCP", targetPort=port["port"])
+    _set(spec, clusterIPs=[spec["clusterIP"]])  # every Service here is headless
     obj.setdefault("status", {"loadBalancer": {}})
 
 
