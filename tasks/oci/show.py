@@ -16,7 +16,7 @@ from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console, plain_table
 from tasks.errors import TaskFailed, UsageError
 from tasks.oci import discovery
-from tasks.oci.clients import TenancyApi, connect, get_namespace, resolve_compartment
+from tasks.oci.clients import connect, get_namespace, resolve_compartment
 from tasks.oci.discovery import TenancySurvey, derive_settings
 from tasks.settings.layers import Settings, load
 from tasks.settings.sources import display_path
@@ -26,7 +26,7 @@ from tasks.settings.user_config import plan_user_settings, write_user_settings
 def show_tenancy(context: Context, *, write: bool, dry_run: bool = False) -> CommandResult:
     if dry_run and not write:
         raise UsageError("tenancy: --dry-run: nothing would be changed", remedy="pass it with --write, or omit it")
-    survey = _read_tenancy(load(context))
+    survey = survey_tenancy(load(context))
     _print_survey(survey)
     derived = derive_settings(survey)
     print("\nsettings for ~/.invoke.yaml (`inv tenancy --write` writes them):\n")
@@ -44,14 +44,11 @@ def show_tenancy(context: Context, *, write: bool, dry_run: bool = False) -> Com
     return CommandResult(data=data, failure=failure if survey.errors else None)
 
 
-def _read_tenancy(settings: Settings) -> TenancySurvey:
+def survey_tenancy(settings: Settings) -> TenancySurvey:
+    """Read everything in parallel; failed requests are in `errors`. Raises a task's error for rejected credentials."""
     api = connect(settings)
     namespace = get_namespace(api)  # read first, so that rejected credentials give one error
-    return survey_tenancy(api, namespace, *resolve_compartment(settings, api))
-
-
-def survey_tenancy(api: TenancyApi, namespace: str, compartment: str, name: str) -> TenancySurvey:
-    """Read everything in parallel; failed requests are in `errors`."""
+    compartment, name = resolve_compartment(settings, api)
     queries: dict[str, Callable[[], Any]] = {
         "tenancy": lambda: discovery.get_tenancy_name(api),
         "user": lambda: discovery.get_user_name(api),

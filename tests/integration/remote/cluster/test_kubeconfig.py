@@ -66,7 +66,8 @@ def test_the_variable_may_name_several_files_and_the_first_wins(
 ) -> None:
     first, second = kubeconfig(tmp_path / "1", "a", current="a"), kubeconfig(tmp_path / "2", "a", "b", current="b")
     second.write_text(second.read_text().replace("https://a:", "https://other:"))
-    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'none'}:{first}:{second}")
+    (tmp_path / "empty").write_text("# nothing here yet")
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'none'}:{tmp_path / 'empty'}:{first}:{second}")
     assert resolve(kubeconfig=None, context=None, namespace="n").server == "https://a:6443"
     assert resolve(kubeconfig=None, context="b", namespace="n").server == "https://b:6443"
 
@@ -90,15 +91,6 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_line(text: str | None, token: s
     if text is not None:
         path.write_text(text)
     assert token in resolve_error(kubeconfig=str(path))
-
-
-@pytest.mark.parametrize("text", ["", "# nothing here yet"])
-def test_an_empty_file_of_several_is_an_empty_kubeconfig(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "empty").write_text(text)
-    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'empty'}:{kubeconfig(tmp_path / 'k', 'a', current='a')}")
-    assert resolve(kubeconfig=None, context=None, namespace="n").server == "https://a:6443"
 
 
 def test_paths_that_kubectl_takes_from_the_files_folder_are_absolute(
