@@ -155,7 +155,7 @@ def test_swiglu_of_blocks_equals_swiglu_of_their_numbers():
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_a_gradient_in_parts_of_tokens_is_bit_identical(tokens, parts):
     down, gate_up = (weight(64, 256),), (weight(256, 64), weight(256, 64))
-    down_eight, gate_up_eight = (int8.Int8Linear(each, forward=True, hold=False) for each in (down, gate_up))
+    down_eight, gate_up_eight = (int8.Int8Linear(each, hold=False) for each in (down, gate_up))
     product_of_both = FusedLinear(weights=gate_up, int8=gate_up_eight)
     d_y, joined = (
         torch.randn(tokens, 64),
