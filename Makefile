@@ -45,8 +45,8 @@ demo: install
 demo-train: install
 	$(BIN)/inv --config docs/demo-train.yaml model.demo --real train report
 
-# Half of what is slow waits: five at a time on two cores. tests/conftest.py says which tests stay together.
-WORKERS ?= $(shell echo $$((5 * $$(nproc) / 2)))
+# Half of what is slow waits: six at a time on two cores. tests/conftest.py says which tests stay together.
+WORKERS ?= $(shell echo $$((3 * $$(nproc))))
 PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS)
 
 # One minute: what holds for the sources, and the tests that start no process and draw no figure.
