@@ -29,12 +29,12 @@ NO_CODE = {
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
 }
 LARGEST = {
-    "source lines": 66_775,
-    "source tokens": 462_295,
-    "test lines": 62_646,
-    "tasks": 40,
-    "settings": 147,
-    "words of documents": 49_866,
+    "source lines": 61_744,
+    "source tokens": 426_014,
+    "test lines": 56_551,
+    "tasks": 35,
+    "settings": 133,
+    "words of documents": 48_220,
 }
 
 
