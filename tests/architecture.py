@@ -31,7 +31,7 @@ NO_CODE = {
 LARGEST = {
     "source lines": 61_744,
     "source tokens": 426_014,
-    "test lines": 56_551,
+    "test lines": 56_554,
     "tasks": 35,
     "settings": 133,
     "words of documents": 48_220,

@@ -18,6 +18,7 @@ from bench.qlora.step import Placement, add_lora, load_base, probe
 from bench.records.adapter import NF4, BaseRecord, HeldTensor
 from tests.support import tiny_models, tiny_training
 
+pytestmark = pytest.mark.slow
 PLACEMENT = Placement(device=torch.device("cpu"), compute_dtype=torch.bfloat16)
 PARTS = 4
 AT_LEAST = 152  # types of transformers 5.17 with a tiny model

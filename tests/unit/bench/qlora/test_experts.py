@@ -171,6 +171,7 @@ def compare_with_a_loop(modules, model_type, folder):
     return abs(loss / expected - 1), error, is_same
 
 
+@pytest.mark.slow
 def test_every_type_is_computed_as_by_its_own_loop(modules, tmp_path):
     differences = {name: compare_with_a_loop(modules, name, tmp_path / name) for name in expert_models(modules)}
     wrong = {name: row for name, row in differences.items() if not (row[0] < 1e-6 and row[1] < 2e-6 and row[2])}
@@ -215,6 +216,7 @@ def test_adapters_on_experts_are_refused_with_the_reason(modules, tmp_path):
         check_trial_model(trial)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss"])
 def test_a_mixture_is_trained_resumed_merged_and_checked(modules, tmp_path, model_type):
     folder = tiny_training.make_folder(modules, tmp_path / "model", model_type=model_type, **MIXTURE)
