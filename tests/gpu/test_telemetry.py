@@ -67,7 +67,7 @@ def test_a_real_gpu_has_every_reading():
     gpus = nvml.visible_gpus()
     assert gpus, "the library sees no GPU"
     reading = gpus[0].read()
-    print(gpus[0].name, gpus[0].facts(), reading, gpus[0].processes())
+    print(gpus[0].name, reading, gpus[0].processes())
     unknown = [name for name, value in vars(reading).items() if value is None]
     assert unknown == []
     assert 0 <= reading.utilization_percent <= 100
