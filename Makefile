@@ -83,10 +83,9 @@ dist: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) build twine
 	rm -rf dist && $(BIN)/python -m build && $(BIN)/python -m twine check --strict dist/*
 
-# Pictures of the documentation: measured steps, by matplotlib, and a terminal, by tmux.
+# The picture of the documentation: measured steps.
 pictures: install
 	$(BIN)/python -m tests.step_figure
-	$(BIN)/python -m tests.terminal_pictures
 
 clean:
 	rm -rf .venv .workers .buildvm build dist models data *.egg-info

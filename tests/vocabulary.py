@@ -13,7 +13,6 @@ import sys
 import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import PurePath
 
 from tests.support.paths import ROOT
 
@@ -34,28 +33,12 @@ PHRASES = {
 HEADLESS_COMMENT = re.compile(r"#\s+(?:of|as of|whose|where)\s")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 LOCALS = frozenset({"one", "found", "place", "words", "there", "what", "said", "given"})
-# fmt: off
-VAGUE_FUNCTIONS = frozenset(
-    {
-        "tell", "told", "say", "said", "hear", "ask", "answer", "bring", "take", "keep", "lay", "learn", "reach",
-        "look", "settle", "bring_home", "why_not",
-    }
-)
-VAGUE_MODULES = frozenset(
-    {
-        "told", "going", "foreseen", "sofar", "planned", "resumed", "trained", "served", "printed", "privately",
-        "again", "beside", "taken", "written", "logged", "pushed", "typed", "asking", "answering", "ordered",
-        "uncollected", "incoming", "starting", "sealed", "settle", "learn", "reach", "stop", "words", "foreign",
-        "verbs",
-    }
-)
-# fmt: on
 _PHRASES = {rule: re.compile(pattern) for rule, pattern in PHRASES.items()}
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Violation:
-    """A place that breaks a rule. `line` is 0 for a file's name and for a commit."""
+    """A place that breaks a rule. `line` is 0 for a commit."""
 
     path: str
     line: int
@@ -66,17 +49,17 @@ class Violation:
         return f"{self.path}:{self.line}: {self.rule}: {self.text}"
 
 
-RULES = ("docstring", *PHRASES, "headless comment", "vague local", "vague function", "vague module")
+RULES = ("docstring", *PHRASES, "headless comment", "vague local")
 
 
 def check_file(path: str, text: str) -> list[Violation]:
-    """Check one file's name and text; Python files are parsed too."""
+    """Check one file's text; Python files are parsed too."""
     lines = text.splitlines()
-    hits = [*_phrases(text, lines), *(_python(path, text) if path.endswith(".py") else ())]
+    hits = [*_phrases(text, lines), *(_python(text) if path.endswith(".py") else ())]
     return sorted(
         Violation(path=path, line=line, rule=rule, text=match)
         for line, rule, match in hits
-        if not (line and "vocabulary: " in lines[line - 1])
+        if "vocabulary: " not in lines[line - 1]
     )
 
 
@@ -88,11 +71,8 @@ def _phrases(text: str, lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:
                     yield number, rule, match[0]
 
 
-def _python(path: str, text: str) -> Iterator[tuple[int, str, str]]:
+def _python(text: str) -> Iterator[tuple[int, str, str]]:
     tree = ast.parse(text)
-    stem = PurePath(path).stem
-    if stem in VAGUE_MODULES:
-        yield 0, "vague module", stem
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             if node.id in LOCALS and isinstance(node.ctx, ast.Store):
@@ -104,8 +84,6 @@ def _python(path: str, text: str) -> Iterator[tuple[int, str, str]]:
             docstring = ast.get_docstring(node)
             if docstring and DOCSTRING.match(docstring):
                 yield node.body[0].lineno, "docstring", docstring.partition("\n")[0][:60]
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in VAGUE_FUNCTIONS:
-                yield node.lineno, "vague function", node.name
     if HEADLESS_COMMENT.search(text):
         yield from _comments(text)
 

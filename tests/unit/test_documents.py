@@ -1,4 +1,4 @@
-"""Links, files, folders and tests that the documents name exist."""
+"""Links, files, modules and tests that documents, strings and comments name exist; linters do not check these."""
 
 import ast
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks import ns
+from tasks.settings.sections import SETTINGS
 from tests import step_figure
 from tests.support.documents import DOCUMENTS
 from tests.support.paths import ROOT
@@ -22,6 +23,24 @@ IN_CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"(?:tasks|remote|bench|reports|tests|image|manifests|docs)/[\w./-]*[\w/]")
 ROW = re.compile(r"^\| (?!fault \|)(?!-)", re.MULTILINE)
 NAME = re.compile(r"\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
+TEXTS = (
+    "bench",
+    "remote",
+    "reports",
+    "tasks",
+    "image",
+    "docs",
+    "README.md",
+    "invoke.yaml",
+    "pyproject.toml",
+    "Makefile",
+)
+SUFFIXES = (".py", ".md", ".yaml", ".toml", ".txt", "")
+# Names in quotes or backquotes, and arguments of `python -m`.
+MODULE = re.compile(rf"""(?:["'`]|-m )((?:{"|".join(PACKAGES)})(?:\.[A-Za-z_]\w*)+)(?=["'`\s(:,])""")
+FILE = re.compile(
+    rf"(?<![\w/.])((?:{'|'.join(PACKAGES)}|image|docs|tests)/[\w/.-]*\w\.(?:py|yaml|json|md|svg|png|j2|js))\b"
+)
 
 
 @cache
@@ -111,3 +130,29 @@ def test_every_test_that_the_table_of_faults_names_is_there() -> None:
     assert [name for name in named if name not in modules and not any(name in test for test in names)] == []
     files = [file for row in rows for file in re.findall(r"tests/[\w/]+", row)]
     assert [file for file in files if not (ROOT / f"{file}.py").is_file()] == []
+
+
+def is_module(dotted: str) -> bool:
+    """Return whether this is a module, a name in one, or a package's data folder."""
+    folder = ROOT.joinpath(*dotted.split("."))
+    names = []
+    while folder != ROOT:
+        for path in (folder.with_suffix(".py"), folder / "__init__.py"):
+            if path.is_file():
+                text = path.read_text(encoding="utf-8")
+                return all(re.search(rf"\b{name}\b", text) for name in names)
+        names.append(folder.name)
+        folder = folder.parent
+    return False
+
+
+def test_every_module_and_file_named_in_text_exists() -> None:
+    missing, settings = set(), {".".join(keys) for keys in SETTINGS}
+    roots = [ROOT / name for name in TEXTS]
+    for path in (path for root in roots for path in (root.rglob("*") if root.is_dir() else [root])):
+        if path.suffix in SUFFIXES and path.is_file():
+            text = path.read_text(encoding="utf-8")
+            names = {name for name in MODULE.findall(text) if not name.endswith(".py")} - settings
+            missing |= {f"{path}: {name}" for name in names if not is_module(name)}
+            missing |= {f"{path}: {name}" for name in FILE.findall(text) if not (ROOT / name).exists()}
+    assert missing == set()
