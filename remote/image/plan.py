@@ -44,14 +44,7 @@ class ModelDamaged(EngineError):
 
 
 class InsufficientSpace(EngineError):
-    """Error raised if a folder has too little space or an unsuitable file system; the message has the remedy.
-
-    `is_engine_disk`: on that disk the engine could free some.
-    """
-
-    def __init__(self, problem: str, *, remedy: str, is_engine_disk: bool = False) -> None:
-        super().__init__(problem, remedy=remedy)
-        self.is_engine_disk = is_engine_disk
+    """Error raised if a folder has too little space or an unsuitable file system; the message has the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +180,7 @@ def plan(
     models = model_folders(disks)
     packed = assign_slots(models)
     tmp = disks.folder(spec.tmpdir)
-    check_data_root(root, facts, tmp.path)
+    check_data_root(root, facts)
     labels = _labels(spec, _model_digests(models))
     return BuildPlan(
         image=spec.image,
@@ -305,15 +298,14 @@ def check_tmpdir(tmp: FolderInfo) -> None:
         )
 
 
-def check_data_root(root: FolderInfo, facts: EngineFacts, tmpdir: str) -> None:
+def check_data_root(root: FolderInfo, facts: EngineFacts) -> None:
     """Check that BuildKit can use the engine's data-root. Raises InsufficientSpace."""
     if root.kind in NETWORK_FILESYSTEMS or facts.storage_driver == "vfs":
         cause = f"is on {root.kind}" if root.kind in NETWORK_FILESYSTEMS else "uses the storage driver vfs"
         raise InsufficientSpace(
             f"the engine's data-root {root.path} {cause}, where BuildKit cannot run a step",
-            remedy="move it to a local disk "
-            f'("data-root" in /etc/docker/daemon.json), or run `inv vm.engine --tmpdir {shlex.quote(tmpdir)}`, '
-            "which starts an engine with its data in an ext4 file on the share",
+            remedy='move it to a local disk ("data-root" in /etc/docker/daemon.json), or into a file on the share '
+            "(docs/reference.md#the-image)",
         )
 
 
@@ -352,12 +344,10 @@ def check_free_space(needs: Sequence[SpaceNeed], data_root: str) -> None:
         total, free = sum(need.need_bytes for need in device_needs), device_needs[0].folder.free_bytes
         if total > free:
             paths = tuple(dict.fromkeys(need.folder.path for need in device_needs))
-            is_engine_disk = data_root in paths
-            prune = "`inv vm.prune` removes old cache, `inv vm.engine` starts an engine on the share"
+            prune = "on the VM `docker builder prune --all` removes the engine's cache"
             raise InsufficientSpace(
                 f"{' and '.join(paths)}: {format_gb(free)} free, this build needs {format_gb(total)}",
-                remedy=f"free some: {prune}" if is_engine_disk else "free some, or set --tmpdir to another disk",
-                is_engine_disk=is_engine_disk,
+                remedy=f"free some: {prune}" if data_root in paths else "free some, or set --tmpdir to another disk",
             )
 
 

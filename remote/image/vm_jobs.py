@@ -47,8 +47,8 @@ def workdir_path(tmpdir: str) -> str:
     return posixpath.join(tmpdir, FOLDER_NAME)
 
 
-def claim(host: Host, folder: str, *, create: bool = True) -> int:
-    """Check that only this user may change the folder, and `create` it if missing. Returns the user's uid.
+def claim(host: Host, folder: str, *, create: bool = True) -> None:
+    """Check that only this user may change the folder, and `create` it if missing.
 
     Without `create` a missing folder is not an error. Raises WorkdirUnsafe, WorkdirError and like `Host.run`.
     """
@@ -60,7 +60,6 @@ def claim(host: Host, folder: str, *, create: bool = True) -> int:
         if completed.exit_code == EXIT_FOREIGN_OWNER:
             raise WorkdirUnsafe(problem)
         raise WorkdirError(problem, remedy=f"make it possible there to create {folder}, or use another user or folder")
-    return parse_json(host, completed.stdout, "the owner of its folder", lambda document: int(document["owner"]))
 
 
 MIN_PYTHON = (3, 9)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tasks.cli.command_result import Effect
-from tasks.cli.flags import Command, Section, number, positional, switch, text
+from tasks.cli.flags import Command, Section, positional, switch, text
 from tasks.commands import DRY_RUN
 
 TMPDIR = "folder on the VM for models, context and archives, e.g. /mnt/fss"
@@ -117,31 +117,4 @@ fetch = Command(
         "inv model.fetch --here --model mistralai/Mistral-7B-v0.3  # to train here",
     ),
     options=FetchOptions,
-)
-prune_vm = Command(
-    "vm.prune",
-    "tasks.image.vm:prune_vm",
-    "Free the VM's disk: build cache and our old images.",
-    section=Section.BUILD,
-    effect=Effect.CHANGES,
-    examples=(
-        "inv vm.prune --dry-run  # what it removes, and how much that frees",
-        "inv vm.prune --yes build  # no question, then a build from its first step",
-    ),
-    dry_run=switch(DRY_RUN),
-    yes=switch("do not ask for confirmation"),
-)
-engine = Command(
-    "vm.engine",
-    "tasks.image.vm:start_engine",
-    "Start an engine on the VM with its data on the share.",
-    section=Section.BUILD,
-    effect=Effect.CHANGES,
-    examples=(
-        "inv vm.engine --tmpdir /mnt/fss --dry-run  # file, mount and socket",
-        "inv vm.engine --tmpdir /mnt/fss --size-gb 200",
-    ),
-    tmpdir=text("folder on the VM for the data file, e.g. /mnt/fss", value="FOLDER", unset=TMPDIR_SETTING),
-    size_gb=number(float, "maximum size of the engine's data in GB", ge=1, le=100_000, unset="150"),
-    dry_run=switch("print the file, mount and socket, and change nothing"),
 )

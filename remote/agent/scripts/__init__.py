@@ -3,7 +3,6 @@
 None imports another module of ours.
 
 disk_info: file systems, models, and the engine's DOCKER_TMPDIR
-engine: as root, a second container engine with its data on the share
 install: installs a program of several modules
 send_token: writes a secret from standard input to a job's named pipe
 vm_info: system, processor, Python and user

@@ -1,6 +1,6 @@
 """Folder on the build VM that only this user can change, also in a shared one (`/mnt/fss`, `/tmp`: mode 1777).
 
-    python -c THIS FOLDER make|look     one JSON line {"owner": ...}, or the cause on standard error and exit code 4
+    python -c THIS FOLDER make|look     exit code 4 and the cause on standard error if it is not
 
 A path that another user created is never used: it may be a link to valuable files, or contain files that we would
 trust. The module imports no other module of ours, so that it can be sent as the text of one command.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import grp
-import json
 import os
 import pwd
 import shlex
@@ -190,7 +189,6 @@ def main() -> int:
     except OSError as error:
         sys.stderr.write(f"{sys.argv[1]}: {error.strerror}\n")
         return EXIT_UNUSABLE
-    sys.stdout.write(json.dumps({"owner": os.geteuid()}) + "\n")
     return 0
 
 

@@ -19,7 +19,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -116,24 +115,6 @@ class BuildVm:
         (line,) = done.stderr.splitlines()
         assert done.stdout == ""
         return line
-
-    def inv_on_vm_as_root(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run `inv ...` on the VM as root and assert its exit code."""
-        settings = {**self._environment({}), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-        del settings["INVOKE_BUILD_HOST"]
-        # Entering a machine resets the working directory.
-        argv = ("env", f"--chdir={self.project}", sys.executable, "-m", "invoke", *arguments)
-        done: subprocess.CompletedProcess[str] = self.vm.run(*argv, env=settings, timeout=INV_TIMEOUT_SEC, check=False)
-        assert done.returncode == code, f"inv {arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
-
-    def stop_share_engine(self) -> None:
-        """Stop the engine of `inv vm.engine` and unmount its data, like a shutdown."""
-        pids = self.vm.run("sh", "-c", "pgrep -f '[d]ockerd.*qlora-fleet-engine' || true").stdout.split()
-        if pids:
-            self.vm.run("kill", *pids, check=False)
-            self.wait_for(lambda: self.vm.run("kill", "-0", pids[0], check=False).returncode != 0, "its end")
-        self.vm.run("umount", "--lazy", "/var/lib/qlora-fleet-engine", check=False)
 
     def start_inv(self, *arguments: str, **settings: str) -> subprocess.Popen[str]:
         """Start `inv ...` on the laptop without waiting for it."""

@@ -12,7 +12,6 @@ pytestmark = pytest.mark.timeout(600)
 PLANTED = {
     "a folder with a link to valuable files": "mkdir -m 777 '{ours}'; ln -s '{outside}' '{ours}/context'",
     "a link to valuable files": "ln -s '{outside}' '{ours}'",
-    "an engine's disk": "mkdir -m 755 '{ours}'; truncate -s 9M '{ours}/engine.ext4'; mkfs.ext4 -q '{ours}/engine.ext4'",
 }
 
 
@@ -29,16 +28,12 @@ def test_a_work_directory_of_another_user_is_refused_by_every_task_and_links_in_
         share = build_vm.create_shared_folder(f"share-{number}")
         ours = share / "qlora-fleet"
         build_vm.run_as_other_user(script.format(ours=ours, outside=outside))
-        for command in (("build", "--dry-run"), ("model.fetch", "--model", "org/name"), ("vm.engine",))[number:]:
+        for command in (("build", "--dry-run"), ("model.fetch", "--model", "org/name"))[number:]:
             refused = build_vm.inv_refused(*command, "--tmpdir", str(share), code=4)
             assert f"{ours}: " in refused, case
             assert f"{OTHER_USER} (uid {OTHER_UID})" in refused
     assert (outside / "thesis.tex").read_text() == "content"
     assert build_vm.job_folders() == jobs
-    # Root does not mount the disk of the other user either.
-    done = build_vm.inv_on_vm_as_root("vm.engine", "--tmpdir", str(build_vm.folder / "share-2"), code=4)
-    assert f"{OTHER_USER} (uid {OTHER_UID})" in done.stderr
-    assert build_vm.vm.run("findmnt", "/var/lib/qlora-fleet-engine", check=False).stdout == ""
 
 
 def test_our_folders_on_the_vm_are_private_with_any_umask_and_existing_ones_are_checked(build_vm: BuildVm) -> None:

@@ -166,17 +166,17 @@ REFUSALS: dict[str, tuple[dict[str, Any], EngineFacts, str]] = {
     "data-root on NFS": (
         {"root": folder("/var/lib/docker", 500, 2, kind="nfs4")},
         FACTS,
-        r"data-root /var/lib/docker .*nfs4.*; .*`inv vm\.engine --tmpdir /mnt/fss`",
+        r"data-root /var/lib/docker .*nfs4.*; .*docs/reference",
     ),
     "vfs": (
         {},
         dataclasses.replace(FACTS, storage_driver="vfs"),
-        r"data-root /var/lib/docker .* vfs.*; .*`inv vm\.engine",
+        r"data-root /var/lib/docker .* vfs.*; ",
     ),
     "engine full": (
         {"root": folder("/var/lib/docker", 30, 2)},
         FACTS,
-        r"^/var/lib/docker: 30\.0 GB .* 31\.0 GB; .*`inv vm\.prune`",
+        r"^/var/lib/docker: 30\.0 GB .* 31\.0 GB; .*`docker builder prune --all`",
     ),
     "share full": ({"tmp": folder("/mnt/fss", 5, 1)}, FACTS, r"^/mnt/fss: 5\.0 GB .* 5\.5 GB; ((?!prune).)*$"),
     "one disk for both": (

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 
 from remote.agent.build_vm import archive
-from remote.agent.scripts import engine
 from remote.agent.shared import secure_dir
 from remote.agent.shared.secure_dir import ForeignOwner, ensure_own_folder
 
@@ -146,33 +145,6 @@ def test_the_users_own_group_may_write_unless_it_has_other_members_or_an_access_
     if has_list:
         monkeypatch.setattr(os, "getxattr", lambda *_: b"")
     assert secure_dir._is_private_group(share, OTHER) is is_private
-
-
-def test_an_engines_disk_that_does_not_belong_to_root_is_refused(tmp_path: Path) -> None:
-    disk = tmp_path / "engine.ext4"
-    disk.touch(mode=0o600)
-    if os.geteuid() == 0:
-        engine.check_disk(disk, disk.lstat())
-        os.chown(disk, OTHER, OTHER)
-    with pytest.raises(engine.ForeignOwner, match=rf"^{disk}: .* 1 names"):
-        engine.check_disk(disk, disk.lstat())
-    link = tmp_path / "link"
-    link.hardlink_to(disk)
-    with pytest.raises(engine.ForeignOwner, match="2 names"):
-        engine.check_disk(link, link.lstat())
-
-
-def test_an_engines_folder_that_others_may_change_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "qlora-fleet"
-    folder.mkdir(mode=0o700)
-    os.close(engine.open_folder(folder, os.geteuid()))
-    folder.chmod(0o711)
-    with pytest.raises(engine.ForeignOwner, match="mode 0711"):
-        engine.open_folder(folder, os.geteuid())
-    link = tmp_path / "link"
-    link.symlink_to(folder)
-    with pytest.raises(engine.ForeignOwner, match=rf"^{link}: "):
-        engine.open_folder(link, os.geteuid())
 
 
 def test_an_archive_replaces_a_planted_link_and_is_never_written_through_it(tmp_path: Path) -> None:

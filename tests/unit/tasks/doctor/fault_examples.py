@@ -92,7 +92,7 @@ def room() -> Rows:
         _error_row(lambda: check_tmpdir(replace(tmpdir, exists=False))),
         _error_row(lambda: check_tmpdir(replace(tmpdir, writable=False))),
         _error_row(lambda: check_tmpdir(replace(tmpdir, kind="tmpfs"))),
-        _error_row(lambda: check_data_root(replace(root, kind="nfs4"), facts, "TMPDIR")),
+        _error_row(lambda: check_data_root(replace(root, kind="nfs4"), facts)),
     ]
 
 
