@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -346,6 +347,16 @@ class TrainedSteps:
     tokens: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     step_time_sec: list[float] = field(default_factory=list)
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Add one step, its values by name."""
+        for name, column in vars(self).items():
+            column.append(values[name])
+
+    def rows(self) -> Iterator[dict[str, float]]:
+        """Yield the values of each step by name."""
+        for row in zip(*vars(self).values(), strict=True):
+            yield dict(zip(vars(self), row, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

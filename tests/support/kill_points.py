@@ -38,8 +38,8 @@ from tests.support.tiny_training import Lab, in_child
 
 MAX_CLOCK_OFFSET_SEC = 86_400.0
 PROGRESS_SEC = 10.0
-# Six steps, each with a checkpoint of seven files. Beyond the last write the training is not killed.
-WRITE_COUNT = 12 * 6
+# Six steps, each with a checkpoint of four or five files. Beyond the last write the training is not killed.
+WRITE_COUNT = 18 * 6
 OUTCOMES_FILE, WANTED_FILE = "outcomes.jsonl", "wanted"
 WRITES = ((os, "fsync"), (os, "rename"), (os, "replace"), (shutil, "rmtree"))
 SCORE_FILE = """

@@ -31,10 +31,10 @@ from bench.workloads.finetune.checkpoint_manager import CheckpointManager
 
 save = CheckpointManager.save
 
-def held_save(manager, state, history, *, wait=False):
+def held_save(manager, state, *, wait=False):
     while state.step > last and not gate.exists():
         time.sleep(0.01)
-    return save(manager, state, history, wait=True)
+    return save(manager, state, wait=True)
 
 CheckpointManager.save = held_save
 """

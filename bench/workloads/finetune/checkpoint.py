@@ -5,24 +5,19 @@
         optimizer.safetensors                              the optimizer's state; its counters in the file's metadata
         best_adapter.safetensors                           the adapter with the lowest held-out loss, if it is of
                                                            another step
-        steps.f64                                          `History`
-        state.json                                         all other state: see `State`
-        MANIFEST.json                                      sha256 and size of each file, and the inputs' digests
+        MANIFEST.json                                      sha256 and size of each file, the inputs' digests, and all
+                                                           other state: see `State`
 
-The folder is created under a temporary name, and renamed after its files and itself are synced: a checkpoint is either
-complete or absent. Each is self-contained: another machine needs only this folder to resume.
+Each is self-contained: another machine needs only this folder to resume.
 
 This module imports only the standard library.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import os
 import re
 import shutil
-import tempfile
-from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +30,7 @@ from bench.records.paths import MANIFEST_FILE
 from bench.records.score import TrainingTime
 from bench.records.training import Evaluation, TrainedSteps
 
-MANIFEST, STATE, STEPS = MANIFEST_FILE, "state.json", "steps.f64"
+MANIFEST = MANIFEST_FILE
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # Tokenizer files copied next to an adapter: those that the training reads, and those that other programs may read.
 TOKENIZER_FILES = (*model_folder.TOKENIZER_FILES, "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt")
@@ -65,61 +60,30 @@ class Identity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """A checkpoint's step and files, and the identity of its training."""
-
-    step: int
-    identity: Identity
-    files: dict[str, FileSum]
-
-
-@dataclass(frozen=True, kw_only=True)
 class State:
     """The remaining state of a training after `step` steps; the step determines data position and random numbers.
 
-    `seconds` and `time` are summed over all attempts. `first_losses` are the held-out examples' losses before training,
-    for comparison with later ones. `best_step` has the lowest held-out loss or the highest score so far, None before
+    `steps` grows in place. `seconds` and `time` are summed over all attempts. `first_losses` are the held-out examples'
+    losses before training, for comparison with later ones. `best_step` has the lowest held-out loss so far, None before
     the first evaluation.
     """
 
     step: int
     seconds: float
+    steps: TrainedSteps = field(default_factory=TrainedSteps)
     evaluations: list[Evaluation] = field(default_factory=list)
     first_losses: list[float] = field(default_factory=list)
     best_step: int | None = None
     time: TrainingTime = field(default_factory=TrainingTime)
 
 
-class History:
-    """The measurements of each step in float64 columns, which are fast to write for any number of steps."""
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The files and the state of a checkpoint, and the identity of its training."""
 
-    def __init__(self, content: bytes = b"", steps: int = 0) -> None:
-        """Parse `to_bytes`' result. Raises ValueError if its size does not match `steps`."""
-        names = [each.name for each in dataclasses.fields(TrainedSteps)]
-        self.columns = {name: array("d") for name in names}
-        if len(content) != steps * 8 * len(names):
-            raise ValueError(f"{len(content)} bytes are not {steps} steps in {len(names)} columns")
-        for index, column in enumerate(self.columns.values()):
-            column.frombytes(content[index * steps * 8 : (index + 1) * steps * 8])
-
-    def add(self, **values: float) -> None:
-        for name, column in self.columns.items():
-            column.append(values[name])
-
-    def to_bytes(self) -> bytes:
-        return b"".join(column.tobytes() for column in self.columns.values())
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield one dict per step, with the columns' names as keys."""
-        columns = vars(self.to_record())
-        for row in zip(*columns.values(), strict=True):
-            yield dict(zip(columns, row, strict=True))
-
-    def to_record(self) -> TrainedSteps:
-        columns: dict[str, Any] = {name: list(column) for name, column in self.columns.items()}
-        for name in ("step", "targets", "tokens", "samples"):
-            columns[name] = [int(value) for value in columns[name]]
-        return TrainedSteps(**columns)
+    identity: Identity
+    files: dict[str, FileSum]
+    state: State
 
 
 class BrokenCheckpoint(ValueError):
@@ -146,8 +110,8 @@ def verify(checkpoint: Path) -> Manifest:
         manifest = read_checksummed(Manifest, checkpoint / MANIFEST, "checkpoint")
     except ResultError as error:
         raise BrokenCheckpoint(str(error)) from error
-    if checkpoint_folder(checkpoint.parent, manifest.step) != checkpoint:
-        raise BrokenCheckpoint(f"{checkpoint}: its manifest belongs to step {manifest.step}")
+    if checkpoint_folder(checkpoint.parent, manifest.state.step) != checkpoint:
+        raise BrokenCheckpoint(f"{checkpoint}: its manifest belongs to step {manifest.state.step}")
     for name, expected in manifest.files.items():
         path = checkpoint / name
         try:
@@ -163,28 +127,51 @@ def verify(checkpoint: Path) -> Manifest:
     return manifest
 
 
-def write(checkpoints: Path, step: int, identity: Identity, contents: Mapping[str, bytes]) -> None:
-    """Write a checkpoint atomically. Raises OSError."""
-    folder = checkpoint_folder(checkpoints, step)
-    part = Path(tempfile.mkdtemp(dir=checkpoints, prefix=f".{folder.name}.part-"))
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder under a temporary name, which replaces `folder` after the block, once its files are synced.
+
+    Raises OSError. After an error nothing of it is left; a killed process leaves `partial(folder)`.
+    """
+    part = partial(folder)
+    shutil.rmtree(part, ignore_errors=True)
     try:
-        sums = {}
-        for name, content in contents.items():
-            _write_synced(part / name, content)
-            sums[name] = FileSum(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
-        part.chmod(0o755)  # mkdtemp's 0700 would hide it on a shared volume
-        write_checksummed(part / MANIFEST, "checkpoint", Manifest(step=step, identity=identity, files=sums))
-        if folder.exists():  # a broken checkpoint, or one of an earlier attempt
-            replaced = Path(tempfile.mkdtemp(dir=checkpoints, prefix=f".{folder.name}.part-"))
-            os.rename(folder, replaced / "replaced")
-            os.rename(part, folder)
-            shutil.rmtree(replaced, ignore_errors=True)
-        else:
-            os.rename(part, folder)
-        sync_folder(checkpoints)
+        part.mkdir(parents=True)
+        yield part
+        for path in part.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(part)
+        remove(folder)  # a broken checkpoint, or one of an earlier attempt
+        os.rename(part, folder)
+        sync_folder(folder.parent)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def partial(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.part")
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, first its name: what is left of a checkpoint must not look like one. Ignores errors."""
+    replaced = partial(folder).with_suffix(".part-old")
+    with contextlib.suppress(OSError):
+        os.rename(folder, replaced)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def write(checkpoints: Path, identity: Identity, state: State, contents: Mapping[str, bytes]) -> None:
+    """Write a checkpoint, which is complete or absent. Raises OSError."""
+    with new_folder(checkpoint_folder(checkpoints, state.step)) as folder:
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+        sums = {
+            name: FileSum(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
+            for name, content in contents.items()
+        }
+        write_checksummed(folder / MANIFEST, "checkpoint", Manifest(identity=identity, files=sums, state=state))
 
 
 def prune(checkpoints: Path, step: int, keep: int, best: int | None) -> None:
@@ -194,20 +181,10 @@ def prune(checkpoints: Path, step: int, keep: int, best: int | None) -> None:
     """
     for path in [path for path in list_checkpoints(checkpoints) if _step_of(path) <= step][keep:]:
         if best is None or path != checkpoint_folder(checkpoints, best):
-            replaced = checkpoints / f".{path.name}.part-old"  # no partial checkpoint may have a checkpoint's name
-            with contextlib.suppress(OSError):
-                os.rename(path, replaced)
-            shutil.rmtree(replaced, ignore_errors=True)
+            remove(path)
 
 
 def clear_parts(checkpoints: Path) -> None:
     """Remove partial checkpoints of a killed attempt. Only for the one process that writes here."""
-    for path in checkpoints.glob(".step-*.part-*"):
+    for path in checkpoints.glob(".step-*.part*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

@@ -5,6 +5,8 @@ first one; another thread copies it to the host. Paged state is in memory that h
 copied through a device view, because reading it on the host would move its pages there and back.
 """
 
+import copy
+import dataclasses
 import hashlib
 import json
 import os
@@ -21,11 +23,9 @@ from safetensors.torch import load_file, save
 from bench.data.inputs import InputError
 from bench.data.model_folder import TEMPLATE_FILE
 from bench.qlora.base_models import trained_base
-from bench.records import schema
-from bench.records.atomic_files import sync_folder
 from bench.records.paths import ADAPTER_FOLDER
 from bench.workloads.finetune import checkpoint, resume
-from bench.workloads.finetune.checkpoint import TOKENIZER_FILES, History, Identity, State
+from bench.workloads.finetune.checkpoint import TOKENIZER_FILES, Identity, State
 
 MAX_WAIT_SEC = 600.0
 HEADER = {"format": "pt"}  # required by peft and transformers
@@ -207,7 +207,7 @@ class CheckpointManager:
         self._snapshot = Snapshot(torch, weights)
         self._thread: threading.Thread | None = None
 
-    def save(self, state: State, history: History, *, wait: bool = False) -> bool:
+    def save(self, state: State, *, wait: bool = False) -> bool:
         """Start writing a checkpoint. False if the last one is still being written; `wait` waits for both.
 
         If the disk is full, the training continues without this checkpoint and the older ones stay.
@@ -216,9 +216,9 @@ class CheckpointManager:
             return False
         self.wait()
         self._snapshot.copy()
-        steps, best = history.to_bytes(), self.best
+        state = dataclasses.replace(state, steps=copy.deepcopy(state.steps))
         self.newest_step = state.step
-        self._thread = threading.Thread(target=self._write, args=(state, steps, best), daemon=True, name="checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(state, self.best), daemon=True, name="checkpoint")
         self._thread.start()
         if wait:
             self.wait()
@@ -237,19 +237,17 @@ class CheckpointManager:
         """Store the current adapter as the best so far."""
         self.best = self.weights.copy_adapter()
 
-    def _write(self, state: State, steps: bytes, best: dict[str, Any] | None) -> None:
+    def _write(self, state: State, best: dict[str, Any] | None) -> None:
         adapter, optimizer, counters = self._snapshot.to_host()
         contents = {
             checkpoint.ADAPTER: save(adapter, HEADER),
             checkpoint.ADAPTER_CONFIG: self.weights.config.encode(),
             checkpoint.OPTIMIZER: save(optimizer, {**HEADER, "counters": json.dumps(counters)}),
-            checkpoint.STEPS: steps,
-            checkpoint.STATE: json.dumps(schema.to_json(state)).encode(),
         }
         if best is not None and state.best_step != state.step:
             contents[checkpoint.BEST] = save(best, HEADER)
         try:
-            checkpoint.write(self.folder, state.step, self._identity, contents)
+            checkpoint.write(self.folder, self._identity, state, contents)
         except OSError as error:
             self.newest_step = -1
             self._log(f"the checkpoint of step {state.step} was not written: {error.strerror}: {self.folder}")
@@ -299,28 +297,20 @@ def write_adapter(
 
     Returns sizes by name. Raises OSError, and then leaves nothing.
     """
-    part, folder = out / f".{ADAPTER_FOLDER}.part", out / ADAPTER_FOLDER
-    for old in (part, folder):
-        shutil.rmtree(old, ignore_errors=True)
+    folder = out / ADAPTER_FOLDER
+    checkpoint.remove(folder)
     try:
-        part.mkdir(parents=True)
-        # save_file is not used because it does not raise OSError if the disk is full.
-        (part / checkpoint.ADAPTER).write_bytes(save(adapter, HEADER))
-        (part / checkpoint.ADAPTER_CONFIG).write_text(weights.config, encoding="utf-8")
-        weights.base.write(part)
-        for name in TOKENIZER_FILES:
-            if (model / name).is_file():
-                shutil.copyfile(model / name, part / name)
-        if chat_template is not None:
-            (part / TEMPLATE_FILE).write_text(chat_template, encoding="utf-8")
-        for path in part.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        sync_folder(part)
-        os.rename(part, folder)
+        with checkpoint.new_folder(folder) as part:
+            # save_file is not used because it does not raise OSError if the disk is full.
+            (part / checkpoint.ADAPTER).write_bytes(save(adapter, HEADER))
+            (part / checkpoint.ADAPTER_CONFIG).write_text(weights.config, encoding="utf-8")
+            weights.base.write(part)
+            for name in TOKENIZER_FILES:
+                if (model / name).is_file():
+                    shutil.copyfile(model / name, part / name)
+            if chat_template is not None:
+                (part / TEMPLATE_FILE).write_text(chat_template, encoding="utf-8")
     except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)  # on a full disk its space is needed for the result
         error.filename = error.filename or str(folder)
         raise
-    sync_folder(out)
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}

@@ -26,7 +26,7 @@ from bench.records.score import TrainingScore, TrainingTime
 from bench.records.status import Outcome, ReasonCode
 from bench.records.training import LIMITS, DataReport, DerivedSettings, Evaluation, TrainingRecord
 from bench.workloads.finetune import checkpoint, resume, training_set
-from bench.workloads.finetune.checkpoint import History, State
+from bench.workloads.finetune.checkpoint import State
 from bench.workloads.finetune.derived import derive
 from bench.workloads.finetune.folder_lock import FolderLock
 from bench.workloads.finetune.resume import ResumePoint, record_first_step, record_restart
@@ -89,14 +89,14 @@ class TrainingLog:
         self._folder, self._data = folder, data
         self._end_ids, self._derived = examples.end_tokens, derived
         before = State(step=0, seconds=0.0) if resume_point is None else resume_point.state
-        self._history = History() if resume_point is None else resume_point.history
+        self._steps = before.steps
         self._evaluations = list(before.evaluations)
         self._restarts = record_restart(folder, record.request.attempt, before.step)
         self._resumed_from = None if resume_point is None or not self._restarts else resume_point.written
         self._reported: dict[str, Any] = {}
         self._steps_file = StepsFile(record.request.out, record.log)  # starts with the earlier attempts' steps
         self._steps_file(
-            *self._history.rows(), *({"evaluation": schema.to_json(evaluation)} for evaluation in self._evaluations)
+            *self._steps.rows(), *({"evaluation": schema.to_json(evaluation)} for evaluation in self._evaluations)
         )
         record.steps_planned, record.earlier_steps = examples.steps(), before.step
         record.extra_progress |= {
@@ -108,7 +108,7 @@ class TrainingLog:
     @property
     def step(self) -> int:
         """The number of completed steps."""
-        return len(self._history.columns["step"])
+        return len(self._steps.step)
 
     @property
     def newest_checkpoint(self) -> str:
@@ -138,7 +138,7 @@ class TrainingLog:
                 self._reported[name] = line[name]
 
     def _add_step(self, *, positions: int, **values: Any) -> None:
-        self._history.add(**values)
+        self._steps.add(values)
         self._steps_file(values)
         if self._resumed_from is not None:  # the first step of this attempt
             self._restarts = record_first_step(self._folder, self._restarts, self._resumed_from)
@@ -168,9 +168,9 @@ class TrainingLog:
 
     def write(self, outcome: Outcome) -> None:
         """Write training.json. Raises OSError."""
-        record, reported, columns = self.record, self._reported, self._history.columns
-        if seconds := sum(columns["step_time_sec"]):  # the last progress has the speed of the whole training
-            record.extra_progress["useful_tokens_per_sec"] = sum(columns["tokens"]) / seconds
+        record, reported, steps = self.record, self._reported, self._steps
+        if seconds := sum(steps.step_time_sec):  # the last progress has the speed of the whole training
+            record.extra_progress["useful_tokens_per_sec"] = sum(steps.tokens) / seconds
         adapter = reported.get("adapter", {})
         TrainingRecord(
             run_id=record.request.run_id,
@@ -184,7 +184,7 @@ class TrainingLog:
             stop=self.stop if self.stop != "stopped" else "",
             steps_planned=record.steps_planned,
             steps_done=self.step,
-            steps=self._history.to_record(),
+            steps=steps,
             evaluations=self._evaluations,
             restarts=self._restarts,
             data=self._data,

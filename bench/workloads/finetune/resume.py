@@ -23,7 +23,7 @@ from bench.records.paths import HELD_VARIABLE, RESTARTS_FILE
 from bench.records.training import BUDGET_LIMIT, Restart, Training
 from bench.records.units import format_mib
 from bench.workloads.finetune import checkpoint
-from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Identity, State
+from bench.workloads.finetune.checkpoint import BrokenCheckpoint, Identity, State
 
 # Settings that may change between attempts: they affect neither a step's result nor the choice of the final adapter.
 MUTABLE_SETTINGS = {
@@ -53,7 +53,6 @@ class ResumePoint:
     path: Path
     written: float
     state: State
-    history: History
 
 
 def settings_of(trial: Trial) -> dict[str, Any]:
@@ -72,9 +71,7 @@ def find_checkpoint(checkpoints: Path, current: Identity, log: Callable[[str], N
     for path in checkpoint.list_checkpoints(checkpoints):
         try:
             manifest, written = checkpoint.verify(path), (path / checkpoint.MANIFEST).stat().st_mtime
-            state = schema.from_json(State, json.loads((path / checkpoint.STATE).read_bytes()), str(path))
-            history = History((path / checkpoint.STEPS).read_bytes(), state.step)
-        except (BrokenCheckpoint, ValueError, OSError) as error:
+        except (BrokenCheckpoint, OSError) as error:
             broken.append(str(error))
             log(f"skipped a broken checkpoint: {error}")
             continue
@@ -85,7 +82,7 @@ def find_checkpoint(checkpoints: Path, current: Identity, log: Callable[[str], N
             log(f"skipped: {other}")
         if manifest.identity.code != current.code:
             log(f"{path}: written by another version of this program: results may differ in their last bits")
-        return ResumePoint(path=path, written=written, state=state, history=history)
+        return ResumePoint(path=path, written=written, state=manifest.state)
     if others:
         raise InputError(f"{others[0]}", remedy="restore these values, or use another folder for checkpoints")
     if broken:

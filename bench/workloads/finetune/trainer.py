@@ -20,7 +20,7 @@ from bench.records import Trial, schema
 from bench.records.score import TrainingScore
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.answers import AnswerGenerator
-from bench.workloads.finetune.checkpoint import History, State
+from bench.workloads.finetune.checkpoint import State
 from bench.workloads.finetune.checkpoint_manager import (
     CheckpointManager,
     Weights,
@@ -77,7 +77,7 @@ class Trainer:
             self.torch, step, self.gradients, seed=trial.seed, max_norm=training.max_gradient_norm, extra_sums=2
         )
         self.weights = Weights(modules, step, self.peft_model)
-        self.state, self.history = State(step=0, seconds=0.0), History()
+        self.state = State(step=0, seconds=0.0)
         self.checkpoint_manager: CheckpointManager | None = None
         self._zero_gradient_steps, self._waits = 0, list[tuple[float, float]]()
         self.scorer: TrainingScorer | None = None
@@ -119,7 +119,7 @@ class Trainer:
         manager, is_begun = self.checkpoint_manager, False
         if resume_point is not None:
             best = load_checkpoint(resume_point.path, self.weights)
-            self.state, self.history = resume_point.state, resume_point.history
+            self.state = resume_point.state
             if manager is not None:
                 manager.newest_step, manager.best = self.state.step, best
                 if best is None and self.state.best_step is not None:
@@ -232,7 +232,7 @@ class Trainer:
             "samples": len(examples),
             "step_time_sec": seconds,
         }
-        self.history.add(**values)
+        self.state.steps.add(values)
         positions = self.training_set.positions(rows)
         self.context.report(
             step={**values, "positions": positions}, checkpoint_step=self.checkpoint_manager.written_step
@@ -247,7 +247,7 @@ class Trainer:
         if manager.newest_step == self.state.step:
             return wait
         start = time.monotonic()
-        is_saved = manager.save(self.state, self.history, wait=wait)
+        is_saved = manager.save(self.state, wait=wait)
         self._add_time("checkpoint_sec", start)
         return is_saved
 

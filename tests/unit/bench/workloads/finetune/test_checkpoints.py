@@ -1,7 +1,6 @@
 """Checkpoints are complete or ignored; a training resumes only from its own newest complete checkpoint."""
 
 import dataclasses
-import json
 import os
 import resource
 import threading
@@ -19,7 +18,7 @@ from bench.records import schema
 from bench.records.adapter import BaseRecord
 from bench.records.atomic_files import sha256_of
 from bench.workloads.finetune import checkpoint, checkpoint_manager, resume
-from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Identity, State
+from bench.workloads.finetune.checkpoint import BrokenCheckpoint, Identity, State
 from bench.workloads.finetune.resume import record_restart
 from tests.support import tiny_training
 from tests.support.faults import full_disk
@@ -33,12 +32,10 @@ WEIGHTS = SimpleNamespace(config="{}", base=BaseRecord(tensors={}, adapters=[]))
 
 
 def write(folder: Path, step: int, identity: Identity = NOW) -> Path:
-    history = History()
+    state = State(step=step, seconds=1.0)
     for number in range(1, step + 1):
-        history.add(**{**VALUES, "step": number})
-    state = json.dumps(schema.to_json(State(step=step, seconds=1.0))).encode()
-    contents = {checkpoint.ADAPTER: b"a" * 999, checkpoint.STATE: state, checkpoint.STEPS: history.to_bytes()}
-    checkpoint.write(folder, step, identity, contents)
+        state.steps.add({**VALUES, "step": number})
+    checkpoint.write(folder, identity, state, {checkpoint.ADAPTER: b"a" * 999})
     return checkpoint.checkpoint_folder(folder, step)
 
 
@@ -64,11 +61,11 @@ def test_the_newest_checkpoint_is_resumed_with_its_history(tmp_path):
         write(tmp_path, step)
     resume_point, messages = find(tmp_path)
     assert resume_point is not None
-    assert (resume_point.state.step, resume_point.history.to_record().step, messages) == (100, list(range(1, 101)), [])
+    assert (resume_point.state.step, resume_point.state.steps.step, messages) == (100, list(range(1, 101)), [])
 
 
 @pytest.mark.parametrize("damage", [flip_bit, truncate, Path.unlink])
-@pytest.mark.parametrize("name", [checkpoint.ADAPTER, checkpoint.STATE, checkpoint.STEPS, checkpoint.MANIFEST])
+@pytest.mark.parametrize("name", [checkpoint.ADAPTER, checkpoint.MANIFEST])
 def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, damage, name):
     write(tmp_path, 3)
     damage(write(tmp_path, 4) / name)

@@ -111,7 +111,7 @@ def test_a_stop_during_the_last_score_repeats_no_step(lab, tmp_path):
     with pytest.raises(StopRequested):
         trainer.score()
     again = restored(lab(training=SETTINGS), tmp_path)
-    assert (again.state.step, again.run(), len(again.history.columns["step"])) == (2, "finished", 2)
+    assert (again.state.step, again.run(), len(again.state.steps.step)) == (2, "finished", 2)
     assert again.score().measures
 
 
