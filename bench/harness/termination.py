@@ -1,7 +1,5 @@
 """Early end of a trial: signals and the deadline raise one exception; exceptions become an Outcome.
 
-A trial that ran out of memory gets the failed allocation, the peak, and what to try next, which may not fit either.
-
 Only the standard library: the handlers are installed before torch is imported, which takes seconds.
 
 Not covered: a call into a library that never returns. Python runs signal handlers between its own instructions, so
@@ -15,14 +13,12 @@ import re
 import signal
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 from bench.harness.record import Record, peak_rss_bytes
-from bench.records import Trial
 from bench.records.atomic_files import DISK_ERRNOS
 from bench.records.paths import NODE_NAME_VARIABLE
 from bench.records.status import Outcome, ReasonCode
-from bench.records.units import format_gib, format_mib
+from bench.records.units import format_gib
 
 # Messages of allocators that raise a plain RuntimeError: torch, CUDA's libraries and bitsandbytes.
 _OUT_OF_MEMORY = re.compile(
@@ -30,13 +26,17 @@ _OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 
-
 # Messages of gloo, NCCL and torch's store for a broken connection between ranks.
 _CONNECTION_LOST = re.compile(
     r"gloo/transport|connection (closed|reset|refused|timed out)|broken pipe|timed out waiting \d+ ?ms"
     r"|Dist(Network|Store)Error|socket has timed out"
     r"|ncclRemoteError|ncclSystemError|unhandled system error|remote process exited|watchdog .*timeout",
     re.IGNORECASE,
+)
+
+MORE_MEMORY = (
+    "try held_layers=0, a smaller micro_batch_size with as much more gradient_accumulation_steps, "
+    "gradient_checkpointing=true, a shorter max_seq_len or base_precision=nf4, or use a device with more memory"
 )
 
 _NODE_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,200}\Z")
@@ -146,7 +146,7 @@ class StopSignals:
 
 
 def classify_error(error: BaseException, record: Record | None = None) -> Outcome:
-    """Map an exception to an outcome; with the trial's record, an out-of-memory error gets the remedy.
+    """Map an exception to an outcome; with the trial's record, an out-of-memory error gets the peak and the remedy.
 
     An exception of ours has a `reason_code`, and may have a `remedy`.
     """
@@ -158,8 +158,10 @@ def classify_error(error: BaseException, record: Record | None = None) -> Outcom
         reason = message[:300]
         return Outcome.of(error.reason_code, name_node(reason) if isinstance(error, GpuFault) else reason)
     if is_out_of_memory(error):
-        reason, remedy = (message[:300], None) if record is None else _explain_out_of_memory(message, record)
-        return Outcome.of(ReasonCode.OUT_OF_MEMORY, reason, remedy)
+        if record is None:  # a rank's, to which the parent adds the rest
+            return Outcome.of(ReasonCode.OUT_OF_MEMORY, message[:300])
+        reason = f"out of memory: {message[:200]}; {_peak_memory(record)}"
+        return Outcome.of(ReasonCode.OUT_OF_MEMORY, reason, MORE_MEMORY)
     message = f"{type(error).__name__}: {message}"
     default = ReasonCode.ERROR
     if code is None and isinstance(error, RuntimeError) and _CUDA_FAULT.search(message):
@@ -171,10 +173,10 @@ def classify_error(error: BaseException, record: Record | None = None) -> Outcom
     return Outcome.of(code or default, message[:300], remedy)
 
 
-def _explain_out_of_memory(message: str, record: Record) -> tuple[str, str]:
+def _peak_memory(record: Record) -> str:
     vram = record.peak_vram_bytes
-    peak = (record.peak_rss_bytes or peak_rss_bytes(), "RSS") if vram is None else (vram, "VRAM")
-    return explain_out_of_memory(record.trial, record.phase, message, *peak)
+    peak, kind = (record.peak_rss_bytes or peak_rss_bytes(), "RSS") if vram is None else (vram, "VRAM")
+    return f"peak {kind} {format_gib(peak, 2)}"
 
 
 def is_connection_error(text: str) -> bool:
@@ -189,74 +191,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
-
-
-# Out of memory --------------------------------------------------------------------------------------------------------
-
-# torch on CUDA: "Tried to allocate 2.00 GiB"; torch on the CPU: "you tried to allocate 8589934592 bytes".
-_REQUESTED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|[KMGT]iB)", re.IGNORECASE)
-# "GPU 0 has a total capacity of 23.68 GiB of which 1.20 GiB is free"; torch 2.1 spelled it "capacty".
-_FREE = re.compile(r"total capaci?ty of (\d[\d.]* [KMGT]iB) of which (\d[\d.]* (?:bytes|[KMGT]iB)) is free")
-# The rank of a distributed trial that ran out of memory.
-_RANK = re.compile(r"rank \d+: ")
-
-
-def explain_out_of_memory(
-    trial: Trial, phase: str, message: str, peak_bytes: int | None, kind: str = "VRAM"
-) -> tuple[str, str]:
-    """Return (the failed allocation and the peak before it, what to try next), one line each."""
-    requested = requested_size(message)
-    prefix = rank[0] if (rank := _RANK.match(message)) else ""
-    allocation = message[:160] if requested is None else f"{prefix}{requested} more were requested"
-    parts = [f"out of memory: {allocation}"]
-    if free := _FREE.search(message):
-        parts[0] += f" with {free[2]} of {free[1]} free"
-    if peak_bytes is not None:
-        parts.append(f"peak {kind} {_size(peak_bytes)}")
-    fields = reducible_fields(trial, phase)
-    if not fields:
-        return "; ".join(parts), "no field of the trial reduces it: use a device with more memory"
-    return "; ".join(parts), f"next to try, in this order: {', '.join(_CHANGES[name] for name in fields)}"
-
-
-def requested_size(message: str) -> str | None:
-    """Parse the size of the failed allocation from an allocator's message; None if the message has no size."""
-    match = _REQUESTED.search(message)
-    if match is None:
-        return None
-    return _size(int(match[1])) if match[2] == "bytes" else f"{match[1]} {match[2]}"
-
-
-# A field's value that needs least memory, and the change towards it.
-_LEAST: dict[str, Any] = {
-    "held_layers": 0,
-    "micro_batch_size": 1,
-    "gradient_checkpointing": True,
-    "max_seq_len": 64,  # shorter sequences are useless; the model itself is then too large for the device
-    "base_precision": "nf4",
-}
-_CHANGES = {
-    "held_layers": "held_layers=0",
-    "micro_batch_size": "a smaller micro_batch_size, with as much more gradient_accumulation_steps",
-    "gradient_checkpointing": "gradient_checkpointing=true",
-    "max_seq_len": "a shorter max_seq_len",
-    "base_precision": "base_precision=nf4",
-}
-_WEIGHT_FIELDS = ("held_layers", "base_precision")  # fields that reduce the memory of loading
-
-
-def reducible_fields(trial: Trial, phase: str) -> list[str]:
-    """List the trial's fields that can be changed to need less memory, the least harmful first.
-
-    A smaller micro-batch with more of them per step gives the same result. Checkpointing costs a third of the speed.
-    Shorter sequences cut the data. Weights that do not fit while they are loaded need another precision.
-    """
-    return [
-        name
-        for name in trial.workload.memory_fields
-        if getattr(trial, name) != _LEAST[name] and (phase != "load" or name in _WEIGHT_FIELDS)
-    ]
-
-
-def _size(count: int) -> str:
-    return format_gib(count, 2) if count >= 2**30 else format_mib(count, 1)

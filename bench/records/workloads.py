@@ -13,8 +13,6 @@ from bench.records.validation import ALL_LINEAR
 # Parts of the machine and of the software: `model` loads the trial's base model, `optimizer` its optimizer, `recipe`
 # builds the training step by its recipe, `kernels` compiles kernels with any recipe.
 NEEDS = ("model", "optimizer", "recipe")
-# Fields of a trial that reduce its memory, the least harmful first.
-MEMORY_FIELDS = ("held_layers", "micro_batch_size", "gradient_checkpointing", "max_seq_len", "base_precision")
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,9 @@ class Suite:
 class Workload:
     """A workload: what its trials need, and how plans and reports treat them.
 
-    `title` is its heading in reports, `size` the format of a trial's size in a plan. `needs` are some of NEEDS. After
-    an out-of-memory error the first of `memory_fields` that can be reduced is advised. `module` has `measure(record,
-    inputs, stops)`; that of a ranked one also `follow()`, and one that checks its own inputs `check_inputs()`.
+    `title` is its heading in reports, `size` the format of a trial's size in a plan. `needs` are some of NEEDS.
+    `module` has `measure(record, inputs, stops)`; that of a ranked one also `follow()`, and one that checks its own
+    inputs `check_inputs()`.
     """
 
     name: str
@@ -52,7 +50,6 @@ class Workload:
     module: str = ""  # default: bench.workloads.<name>
     suites: tuple[Suite, ...] = ()
     needs: tuple[str, ...] = ("model",)
-    memory_fields: tuple[str, ...] = ("micro_batch_size", "max_seq_len", "base_precision")
     deadlines: Mapping[str, float] = field(default_factory=dict)  # seconds by profile; default: the profile's
     has_steps: bool = False  # it measures the warm-up and measured steps of a training, on samples of the data
     is_ranked: bool = False  # it runs as `world_size` ranks, on several machines if the fleet has pods
@@ -123,7 +120,6 @@ HARDWARE = Workload(
     title="Hardware",
     size="-",
     needs=(),
-    memory_fields=(),
     suites=(Suite("hardware", (SuiteTrial("hardware", 512, 8, "matrix products and copies: the ceilings"),)),),
 )
 
@@ -131,7 +127,6 @@ LOADING = Workload(
     name="loading",
     title="Loading",
     size="{base_precision}",
-    memory_fields=("base_precision",),
     suites=(
         Suite(
             "loading",
@@ -148,7 +143,6 @@ TRAINING = Workload(
     title="Training",
     size="{max_seq_len} x {micro_batch_size}",
     needs=("model", "optimizer", "recipe"),
-    memory_fields=MEMORY_FIELDS,
     has_steps=True,
     is_compared=True,
     has_deciding_measurements=False,  # they are parts of a step; the steps decide
@@ -179,7 +173,6 @@ DISTRIBUTED = Workload(
     title="Distributed",
     size="{max_seq_len} x {micro_batch_size} x {world_size}",
     needs=("model", "optimizer", "recipe"),
-    memory_fields=MEMORY_FIELDS,
     has_steps=True,
     is_ranked=True,
     measures_scaling=True,
@@ -201,7 +194,6 @@ FINETUNE = Workload(
     size="{max_seq_len} x {micro_batch_size} x {world_size}",
     module="bench.workloads.finetune.finetune",
     needs=("model", "optimizer", "recipe"),
-    memory_fields=("held_layers", "micro_batch_size", "max_seq_len", "base_precision"),
     deadlines={"gpu": 604_800.0, "tiny": 604_800.0},  # the longest of any trial: train.max_hours limits a training
     is_ranked=True,
     has_training=True,
@@ -213,7 +205,6 @@ QUALITY = Workload(
     title="Held-out loss",
     size="{max_seq_len} x {micro_batch_size}",
     needs=("model", "optimizer", "recipe"),
-    memory_fields=("held_layers", "micro_batch_size", "max_seq_len", "base_precision"),
     deadlines={"gpu": 14_400.0, "tiny": 14_400.0},
     has_training=True,
     has_deciding_measurements=False,

@@ -213,18 +213,14 @@ def test_the_rank_that_failed_first_is_named_with_its_own_reason(ranks, code, ra
 
 
 def test_a_rank_out_of_memory_is_named_with_its_peak_and_a_suggestion(ranks, ddp_trial, make_record):
-    message = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.68 GiB "
-    message += "of which 1.20 GiB is free."
     for vram, rss, peak in ((21 << 30, 3 << 30, "peak VRAM 21.00 GiB"), (None, 3 << 30, "peak RSS 3.00 GiB")):
-        write_error(ranks, 1, "out_of_memory", message, 1.0, vram_bytes=vram, rss_bytes=rss)
+        write_error(ranks, 1, "out_of_memory", "Tried to allocate 2.50 GiB.", 1.0, vram_bytes=vram, rss_bytes=rss)
         error = ranks.failure()
-        record = make_record(ddp_trial(micro_batch_size=8))
+        record = make_record(ddp_trial())
         record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
         outcome = termination.classify_error(error, record)
-        assert (outcome.reason_code, outcome.reason) == (
-            ReasonCode.OUT_OF_MEMORY,
-            f"out of memory: rank 1: 2.50 GiB more were requested with 1.20 GiB of 23.68 GiB free; {peak}",
-        )
+        assert (outcome.reason_code, outcome.remedy) == (ReasonCode.OUT_OF_MEMORY, termination.MORE_MEMORY)
+        assert outcome.reason == f"out of memory: rank 1: Tried to allocate 2.50 GiB. (in start); {peak}"
 
 
 def test_heartbeats_continue_after_the_disk_was_full(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from bench.records.workloads import MEMORY_FIELDS, NEEDS, WORKLOADS, Workload
+from bench.records.workloads import NEEDS, WORKLOADS, Workload
 from bench.workloads import load
 from tests.support.paths import ROOT
 
@@ -16,7 +16,6 @@ def test_a_workload_has_the_functions_of_its_registration(workload: Workload) ->
     names |= {"check_inputs"} if workload.has_training else set()
     assert [name for name in names if not callable(getattr(load(workload), name, None))] == []
     assert set(workload.needs) <= set(NEEDS)
-    assert set(workload.memory_fields) <= set(MEMORY_FIELDS)
 
 
 def test_a_suite_is_registered_once() -> None:

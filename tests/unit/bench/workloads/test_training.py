@@ -1,4 +1,4 @@
-"""A training trial's phases, recipe fallbacks, predicted memory, and advice when memory runs out."""
+"""A training trial's phases, recipe fallbacks, predicted memory, and settings by flags."""
 
 import dataclasses
 import json
@@ -9,14 +9,11 @@ import pytest
 
 from bench import torch_stack
 from bench.commands.cli import apply_overrides
-from bench.harness import termination
 from bench.harness.record import PHASES, Clock, PhaseClock, Record, Request
 from bench.predict import memory
 from bench.records import TrialError
-from bench.records.status import ReasonCode
 from bench.workloads import training
 from tests.support.cases import load_cases
-from tests.support.faults import OutOfMemoryError
 
 # Phases of a step -----------------------------------------------------------------------------------------------------
 
@@ -133,53 +130,6 @@ def test_a_fallback_is_flagged(record, monkeypatch):
     record.fingerprint["model_parameters"] = 1
     training._load(record, None, SimpleNamespace(is_cuda=False), SimpleNamespace(check=int))
     assert (record.flags, record.fingerprint["recipe_notes"]) == ([flag], flag)
-
-
-# Out of memory --------------------------------------------------------------------------------------------------------
-
-CUDA = (
-    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.68 GiB of which 1.20 GiB is "
-    "free. Including non-PyTorch memory, this process has 22.4 GiB memory in use."
-)
-CUDA_2_1 = (
-    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacty of 22.06 GiB of which 11.38 MiB is free"
-)
-CPU = "[enforce fail at alloc_cpu.cpp:132] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
-
-
-@pytest.mark.parametrize(
-    ("message", "size"),
-    [
-        (CUDA, "2.50 GiB"),
-        (CUDA_2_1, "20.00 MiB"),
-        (f"{CPU}8589934592 bytes. Error code 12", "8.00 GiB"),
-        ("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", None),
-        ("std::bad_alloc", None),
-    ],
-)
-def test_the_failed_allocation_is_parsed_from_the_allocators_message(message, size):
-    assert termination.requested_size(message) == size
-
-
-@pytest.mark.parametrize("case", load_cases(__file__, "out_of_memory.yaml"))
-def test_the_least_harmful_change_is_suggested_first(make_trial, case):
-    phase = case.get("phase", "warmup")
-    assert termination.reducible_fields(make_trial(**case["input"]), phase) == case["expected"]
-
-
-def test_the_reason_has_the_allocation_and_the_peak_and_the_remedy_the_settings_to_try(record):
-    record.phase, record.peak_vram_bytes = "measure", 21 << 30
-    outcome = termination.classify_error(OutOfMemoryError(CUDA), record)
-    assert outcome.reason_code is ReasonCode.OUT_OF_MEMORY
-    assert outcome.reason == (
-        "out of memory: 2.50 GiB more were requested with 1.20 GiB of 23.68 GiB free; peak VRAM 21.00 GiB"
-    )
-    assert str(outcome.remedy).startswith("next to try, in this order: a smaller micro_batch_size, ")
-    record.peak_vram_bytes = None
-    assert "; peak RSS " in str(termination.classify_error(OutOfMemoryError(CUDA), record).reason)
-    reason, remedy = termination.explain_out_of_memory(record.trial, "load", "std::bad_alloc", 3 << 20, "RSS")
-    assert reason == "out of memory: std::bad_alloc; peak RSS 3.0 MiB"  # without a size
-    assert remedy.endswith("a device with more memory")
 
 
 # A trial by flags -----------------------------------------------------------------------------------------------------
