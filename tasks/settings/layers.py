@@ -32,7 +32,7 @@ from remote.hosts.local import expand_user
 from tasks.errors import UsageError
 from tasks.settings import sources
 from tasks.settings.sections import AUTO_WORKERS, SECTIONS, SETTINGS, Sections, local_workers
-from tasks.settings.sources import Keys, SettingsLayer, SettingsLayers, found_text
+from tasks.settings.sources import Entry, Keys, found_text
 
 _EXPONENT = re.compile(r"[-+]?[0-9]{1,20}(\.[0-9]{0,20})?[eE][-+]?[0-9]{1,4}")
 _SIZE: Keys = ("fleet", "size")
@@ -103,22 +103,64 @@ class Settings(Sections):
 
 def load(context: Context) -> Settings:
     """Load the settings of a task's context. Raises UsageError: one line with the first problem and its place."""
-    return load_layers(context)[0]
+    return load_with_places(context)[0]
 
 
-def load_layers(context: Context) -> tuple[Settings, SettingsLayers]:
-    """Load the settings with the layers that they come from. Raises UsageError as `load` does."""
-    layers = sources.read(context.config, ENVIRONMENT)
-    for layer in layers.weakest_first:
-        _refuse_unknown(layer, layer.data)
+def load_with_places(context: Context) -> tuple[Settings, dict[Keys, str]]:
+    """Load the settings, with the place of each that is set. Raises UsageError as `load` does."""
+    entries = _read(context.config)
     _refuse_unknown_variables()
     try:
-        values = {keys: _parse(keys, owner) for keys in SETTINGS if (owner := layers.strongest(keys)) is not None}
+        values = {keys: _parse(keys, entry) for keys, entry in entries.items()}
         if values.get(_SIZE) is None:
             values[_SIZE] = _auto_size(values)
-        return Settings(root=layers.root, **_fields(values)), layers
+        settings = Settings(root=sources.root_folder(context.config), **_fields(values))
     except _InvalidSetting as error:
-        raise UsageError(_describe(error, layers)) from error
+        raise UsageError(_describe(error, entries.get(error.keys))) from error
+    return settings, {keys: entry.place for keys, entry in entries.items()}
+
+
+def _read(config: Config) -> dict[Keys, Entry]:
+    """Return the strongest value of each setting. Raises UsageError."""
+    entries: dict[Keys, Entry] = {}
+    for path, is_shared in sources.files(config):
+        entries |= _read_file(path, is_shared=is_shared)
+    for name, keys in ENVIRONMENT.items():
+        if name in os.environ:
+            entries[keys] = Entry(os.environ[name], f"environment {name}", is_text=True)
+    if path := config._runtime_path:
+        entries |= _read_file(expand_user(path))
+    for keys, (flag, text) in getattr(config, "typed_settings", {}).items():
+        entries[keys] = Entry(text, flag, is_text=True)
+    return entries
+
+
+def _read_file(path: Path, *, is_shared: bool = False) -> dict[Keys, Entry]:
+    """Return the values of a file. Raises UsageError, also for an unknown key."""
+    data, place_of = sources.read_file(path)
+    entries: dict[Keys, Entry] = {}
+
+    def add(section: Mapping[Any, Any], parents: Keys) -> None:
+        for key, value in section.items():
+            keys = (*parents, str(key))
+            if keys in SECTIONS and isinstance(key, str):
+                if not isinstance(value, Mapping):
+                    names = sources.clip(", ".join(sections_of(keys)), 200)
+                    detail = f"expected a section with {names}, found {found_text(value)}"
+                    raise UsageError(f"{place_of(keys)}: {'.'.join(keys)}: {detail}")
+                add(value, keys)
+            elif keys in SETTINGS and isinstance(key, str):
+                entries[keys] = Entry(value, place_of(keys))
+            elif parents or key not in INVOKES_SECTIONS:
+                near = nearest(keys)
+                if not parents and is_shared and near is None:
+                    continue  # another project's section in a file that is shared
+                names = f"{'.'.join(parents) or 'the project'} has {sources.clip(', '.join(sections_of(parents)), 200)}"
+                advice = f"did you mean {near}?" if near else names
+                raise UsageError(f"{place_of(keys)}: {sources.clip('.'.join(keys))}: unknown setting", remedy=advice)
+
+    add(data, ())
+    return entries
 
 
 class _InvalidSetting(ValueError):
@@ -150,10 +192,10 @@ def sections_of(parents: Keys = ()) -> list[str]:
     return list(dict.fromkeys(keys[depth] for keys in SETTINGS if keys[:depth] == parents and len(keys) > depth))
 
 
-def _parse(keys: Keys, layer: SettingsLayer) -> Any:
-    """Return the value that a layer has for a setting. Raises _InvalidSetting."""
-    setting, value = SETTINGS[keys], layer.get(keys)
-    if layer.places is not None:
+def _parse(keys: Keys, entry: Entry) -> Any:
+    """Return a setting's value. Raises _InvalidSetting."""
+    setting, value = SETTINGS[keys], entry.value
+    if entry.is_text:
         value = _cast(value, keys, setting)
     is_open = value == AUTO and (setting.usual is not None or keys == _SIZE)
     if is_open or (value is None and setting.is_nullable):
@@ -205,59 +247,20 @@ INVOKES_SECTIONS = Config.global_defaults().keys()  # run, sudo, tasks, timeouts
 ENVIRONMENT: dict[str, Keys] = {sources.env_name(keys): keys for keys in SETTINGS}
 
 
-def _refuse_unknown(layer: SettingsLayer, data: Mapping[Any, Any], parents: Keys = ()) -> None:
-    for key, value in data.items():
-        keys = (*parents, str(key))
-        if keys in SECTIONS and isinstance(key, str):
-            if not isinstance(value, Mapping):
-                names = sources.clip(", ".join(sections_of(keys)), 200)
-                detail = f"expected a section with {names}, found {found_text(value)}"
-                raise UsageError(f"{layer.where(keys)}: {'.'.join(keys)}: {detail}")
-            _refuse_unknown(layer, value, keys)
-        elif (keys not in SETTINGS or not isinstance(key, str)) and (parents or key not in INVOKES_SECTIONS):
-            near = nearest(keys)
-            if not parents and layer.shared and near is None:
-                continue  # another project's section in a file that is shared
-            names = f"{'.'.join(parents) or 'the project'} has {sources.clip(', '.join(sections_of(parents)), 200)}"
-            advice = f"did you mean {near}?" if near else names
-            raise UsageError(f"{layer.where(keys)}: {sources.clip('.'.join(keys))}: unknown setting", remedy=advice)
-
-
-# Common names of settings that have another name here, for the suggestion in an error.
-SYNONYMS: dict[str, Keys] = {
-    **dict.fromkeys(("workers", "replicas", "nodes", "count", "gpus"), ("fleet", "size")),
-    **dict.fromkeys(("lr", "learn_rate"), ("bench", "learning_rate")),
-    **dict.fromkeys(("batch", "batch_size"), ("train", "micro_batch_size")),
-    **dict.fromkeys(("sequence_length", "seq_len", "max_length"), ("train", "max_seq_len")),
-    **dict.fromkeys(("rank", "lora_r"), ("train", "lora_rank")),
-    **dict.fromkeys(("price", "usd_per_hour"), ("cost", "price_usd_per_gpu_hour")),
-    **dict.fromkeys(("steps", "max_steps"), ("bench", "measured_steps")),
-}
-
-
 def nearest(keys: Keys) -> str | None:
     """Return the name of the setting or section that an unknown one was probably meant to be."""
     word, known = keys[-1].lower(), sections_of(keys[:-1]) or sections_of()
-    other = SYNONYMS.get(word)
-    if other is not None and other[-1] in known:
-        return ".".join((*keys[:-1], other[-1]))
-    similar = difflib.get_close_matches(word, known, 1, 0.6 if other is None else 0.7)
-    if other is not None and not similar and len(keys) > 1:
-        return ".".join(other)
-    same_name = [".".join(leaf) for leaf in SETTINGS if leaf[-1] == keys[-1]]
-    return ".".join((*keys[:-1], similar[0])) if similar else next(iter(same_name), None)
+    if similar := difflib.get_close_matches(word, known, 1):
+        return ".".join((*keys[:-1], similar[0]))
+    return next((".".join(setting) for setting in SETTINGS if setting[-1] == word), None)
 
 
 def setting_of(flag: str, section: str) -> Keys | None:
     """Return the setting that a flag names, with its section or, if it is in `section` or the only one, without."""
-    name = flag.removeprefix("--").replace("-", "_")
-    if (keys := ENVIRONMENT.get(sources.env_name(tuple(name.split("."))))) is not None:
-        return keys
-    if name in SYNONYMS and (near := nearest((section, name))) is not None:
-        return tuple(near.split("."))
-    same_name = [keys for keys in SETTINGS if keys[-1] == name]
-    own = [keys for keys in same_name if keys[0] == section]
-    return own[0] if own else same_name[0] if len(same_name) == 1 else None
+    name = flag.removeprefix("--").replace("-", "_").replace(".", "_")
+    named = [keys for keys in SETTINGS if name in (keys[-1], "_".join(keys))]
+    own = [keys for keys in named if keys[0] == section]
+    return own[0] if own else named[0] if len(named) == 1 else None
 
 
 def _refuse_unknown_variables() -> None:
@@ -290,9 +293,7 @@ def _cast(text: str, keys: Keys, setting: Setting) -> Any:
         raise _InvalidSetting(keys, f"expected JSON, {setting.expected or setting.values}; {problem}") from error
 
 
-def _describe(error: _InvalidSetting, layers: SettingsLayers) -> str:
-    layer, detail = layers.strongest(error.keys), error.detail
-    if layer is not None and layer.places is not None:
-        detail = detail.replace("or null", "or nothing")
-    location = "settings" if layer is None else layer.where(error.keys)
-    return f"{location}: {'.'.join(error.keys)}{error.item}: {detail}"
+def _describe(error: _InvalidSetting, entry: Entry | None) -> str:
+    detail = error.detail.replace("or null", "or nothing") if entry is not None and entry.is_text else error.detail
+    place = "settings" if entry is None else entry.place
+    return f"{place}: {'.'.join(error.keys)}{error.item}: {detail}"

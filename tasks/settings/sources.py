@@ -1,4 +1,4 @@
-"""Sources of the settings: files and variables as layers, whose values have a file and a line for messages.
+"""Sources of the settings: files, whose values have a line for messages.
 
 Invoke's own reader loses file and line, ignores a missing -f file, uses the last of two equal keys, and ends in a
 traceback if a file cannot be parsed. Here each of these is an error of one line, and Invoke reads nothing.
@@ -10,8 +10,8 @@ import functools
 import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,61 +25,19 @@ from tasks.errors import UsageError
 ENV_PREFIX, _SUFFIXES = "INVOKE_", ("yaml", "yml", "json")
 Keys = tuple[str, ...]
 _MAX_FILE_BYTES, _MAX_NESTING = 1 << 17, 20  # this project's own file has a tenth of each
-_MISSING = object()
 
 
-@dataclass(frozen=True, kw_only=True)
-class SettingsLayer:
-    """One source of settings. `shared` marks files that may hold other projects' settings too.
+@dataclass(frozen=True)
+class Entry:
+    """A value of a setting, and its place for a message: `invoke.yaml:14`, or a variable or flag, whose value is text."""
 
-    With `places`, the values are texts, of variables or flags; it has the place of each for a message.
-    """
-
-    data: Mapping[Any, Any]
-    path: Path = Path()
-    node: yaml.Node | None = None
-    places: Mapping[Keys, str] | None = None
-    shared: bool = False
-
-    def has(self, keys: Keys) -> bool:
-        """Return True if this layer has a value, even null, for exactly this key."""
-        return self.get(keys, _MISSING) is not _MISSING
-
-    def get(self, keys: Keys, default: Any = None) -> Any:
-        """Return the value of a key, or `default`."""
-        value: Any = self.data
-        for key in keys:
-            if not isinstance(value, Mapping) or key not in value:
-                return default
-            value = value[key]
-        return value
-
-    def where(self, keys: Keys) -> str:
-        """Return the place where a key is set, for a message: `invoke.yaml:14`, or the variable or flag."""
-        if self.places is not None:
-            return self.places[keys]
-        line = self.line(keys)
-        return display_path(self.path) if line is None else f"{display_path(self.path)}:{line}"
-
-    def line(self, keys: Keys) -> int | None:
-        """Return the number of the file's line that sets a key, or that of the last section above it that is known."""
-        return _line_of(self.node, keys)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SettingsLayers:
-    """All layers, the weakest first, and the folder of the code."""
-
-    root: Path
-    weakest_first: list[SettingsLayer] = field(default_factory=list)
-
-    def strongest(self, keys: Keys) -> SettingsLayer | None:
-        """Return the strongest layer with a value for this key, or None if only the default exists."""
-        return next((layer for layer in reversed(self.weakest_first) if layer.has(keys)), None)
+    value: Any
+    place: str
+    is_text: bool = False
 
 
 class ProjectConfig(Config):
-    """Invoke's config, which reads no file and no variable: `read` does.
+    """Invoke's config, which reads no file and no variable: `tasks.settings.layers` does.
 
     `typed_settings` has the flag and the text of each setting that a command's flags replace.
     """
@@ -91,33 +49,28 @@ class ProjectConfig(Config):
     def load_shell_env(self) -> None: ...
 
 
-def read(config: Config, variables: Mapping[str, Keys]) -> SettingsLayers:
-    """Read the layers of a config. Raises UsageError.
-
-    `variables` maps names of environment variables to the keys that they set.
-    """
+def root_folder(config: Config) -> Path:
+    """Return the folder of the code."""
     prefix = config._project_prefix
-    root = Path(prefix).absolute() if prefix is not None else Path(__file__).resolve().parents[2]
-    own = [Path.cwd()] if is_installed(root) else []  # without a checkout: the file of the working directory
+    return Path(prefix).absolute() if prefix is not None else Path(__file__).resolve().parents[2]
+
+
+def files(config: Config) -> list[tuple[Path, bool]]:
+    """Return the settings files but -f, the weakest first, with True for a shared one. Raises UsageError."""
+    root = root_folder(config)
+    own = find("./") if is_installed(root) else []  # without a checkout: the file of the working directory
     project = find(f"{root}/")
     if not project:
         raise UsageError(
             f"{display_path(root / 'invoke.yaml')}: no such file", remedy="`git checkout invoke.yaml` restores it"
         )
-    layers = [
-        *(_file(path, shared=True) for path in find(config._system_prefix)),
-        # In Invoke, the project's file overrides the user's. Ours has every setting with its default, so a user's file
-        # would have no effect.
-        *(_file(path) for path in project),
-        *(_file(path) for folder in own for path in find(f"{folder}/")),
-        *(_file(path, shared=True) for path in find(config._user_prefix)),
-        _texts(
-            {keys: (f"environment {name}", os.environ[name]) for name, keys in variables.items() if name in os.environ}
-        ),
-        *(_file(_expand_user(path)) for path in [config._runtime_path] if path),
-        _texts(getattr(config, "typed_settings", {})),
+    # In Invoke, the project's file overrides the user's. Ours has every setting with its default, so a user's file
+    # would have no effect.
+    return [
+        *((path, True) for path in find(config._system_prefix)),
+        *((path.absolute(), False) for path in (*project, *own)),
+        *((path, True) for path in find(config._user_prefix)),
     ]
-    return SettingsLayers(root=root, weakest_first=layers)
 
 
 def find(prefix: str) -> list[Path]:
@@ -148,19 +101,12 @@ def display_path(path: Path) -> str:
     return str(path)
 
 
-def _texts(values: Mapping[Keys, tuple[str, str]]) -> SettingsLayer:
-    """Return a layer of texts; each of `values` is a place and a text."""
-    data: dict[str, Any] = {}
-    for keys, (_, text) in values.items():
-        set_value(data, keys, text)
-    return SettingsLayer(data=data, places={keys: source for keys, (source, _) in values.items()})
-
-
-def _file(path: Path, *, shared: bool = False) -> SettingsLayer:
+def read_file(path: Path) -> tuple[dict[Any, Any], Callable[[Keys], str]]:
+    """Read a settings file: its sections, and a function that returns the place of a key in it. Raises UsageError."""
     if path.suffix.removeprefix(".") not in _SUFFIXES:
         raise UsageError(f"{display_path(path)}: expected a name that ends in .yaml, .yml or .json")
     data, node = parse(read_text(path), path)
-    return SettingsLayer(data=data, path=path, node=node, shared=shared)
+    return data, lambda keys: f"{display_path(path)}{_line_of(node, keys)}"
 
 
 def read_text(path: Path) -> str:
@@ -249,14 +195,15 @@ class _Loader(_FastLoader):  # type: ignore[misc]
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
 
-def _line_of(node: yaml.Node | None, keys: Keys) -> int | None:
-    line = None
+def _line_of(node: yaml.Node | None, keys: Keys) -> str:
+    """Return `:LINE` that sets a key, or that of the last section above it; an empty text without one."""
+    line = ""
     for key in keys:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         matches = [(k, v) for k, v in pairs if isinstance(k, yaml.ScalarNode) and k.value == key]
         if not matches:
             break  # for a key such as `yes`, which YAML reads as true, use the line of the section
-        line, node = matches[-1][0].start_mark.line + 1, matches[-1][1]
+        line, node = f":{matches[-1][0].start_mark.line + 1}", matches[-1][1]
     return line
 
 

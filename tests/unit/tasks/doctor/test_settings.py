@@ -20,14 +20,13 @@ def test_every_setting_has_its_value_source_and_comment(context):
     assert size["variable"] == "INVOKE_FLEET_SIZE"
 
 
-def test_a_changed_setting_names_its_source_and_what_it_overrides(context, capsys, monkeypatch):
+def test_a_changed_setting_names_its_source(context, capsys, monkeypatch):
     monkeypatch.setenv("INVOKE_FLEET_MAX_ATTEMPTS", "7")
     (row,) = shown(context(), changed=True).values()
     assert (row["name"], row["value"], row["is_default"]) == ("fleet.max_attempts", 7, False)
     assert row["source"] == "environment INVOKE_FLEET_MAX_ATTEMPTS"
     print_answer(show_settings(context(), "fleet.max_attempts", changed=False))
-    text = capsys.readouterr().out
-    assert "overrides: 2, invoke.yaml:" in text
+    assert row["meaning"] in capsys.readouterr().out
 
 
 def test_a_section_has_only_its_settings(context):

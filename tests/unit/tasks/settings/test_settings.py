@@ -10,7 +10,7 @@ from invoke import Context
 from bench.records.trial import PROFILES, SUITE_NAMES
 from tasks.errors import UsageError
 from tasks.fleet.pricing import pricing
-from tasks.settings.layers import SYNONYMS, load
+from tasks.settings.layers import load
 from tasks.settings.sections import SETTINGS, local_workers
 from tests.support.cases import Case, load_cases
 
@@ -161,10 +161,6 @@ def test_a_leading_tilde_is_the_home_folder_in_every_path(project: Path, context
 
 def test_cpus_may_be_a_number(context: Make) -> None:
     assert load(context(text="cluster: {cpu: 4, memory: 64Gi}")).cluster.cpu == "4"
-
-
-def test_every_setting_that_is_suggested_exists() -> None:
-    assert set(SYNONYMS.values()) <= set(SETTINGS)
 
 
 def test_a_variable_of_invoke_itself_is_accepted(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
