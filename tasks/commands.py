@@ -248,34 +248,6 @@ compare = Command(
     ),
     out=text("folder for compare.json", value="FOLDER", unset="the report folder of the last run"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class InitOptions:
-    provider: str | None = text("cloud of the cluster: oci, generic or auto", value="CLOUD")
-    build_host: str | None = text("build VM, a name from ~/.ssh/config")
-    registry_user: str | None = text("user name at the image's registry")
-    registry: str | None = text("name of the image, HOST/REPOSITORY:TAG", value="IMAGE")
-    cluster: str | None = text("context of your kubeconfig; the fleet is then of pods", value="CONTEXT")
-    model: str | None = text("folder of the model, as a worker sees it", value="FOLDER")
-    data: str | None = text("training data, as a worker sees it", value="PATH")
-    dry_run: bool = switch("show the difference to the file, and write nothing")
-    yes: bool = switch("ask nothing: write what the flags say, even if a check failed")
-
-
-init = Command(
-    "init",
-    "tasks.doctor.initialize:initialize",
-    "Ask for the first settings, and write ~/.invoke.yaml.",
-    section=Section.SET_UP,
-    effect=Effect.CHANGES,
-    is_daily=True,
-    examples=(
-        "inv init  # asks, and checks each answer",
-        "inv init --provider generic --build-host my-vm --dry-run",
-    ),
-    options=InitOptions,
-)
 doctor = Command(
     "doctor",
     "tasks.doctor.doctor:run_doctor",

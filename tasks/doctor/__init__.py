@@ -3,6 +3,5 @@
 doctor             the command: list of all checks, their results as lines and as JSON, exit code
 check              a check: its question, function and possible faults; facts shared by checks; their parallel run
 settings_in_force  `inv settings`: every value with its source
-initialize         `inv init`: ask for the first settings, check and write them
 checks             the checks by subject
 """

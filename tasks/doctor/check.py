@@ -12,8 +12,6 @@ from functools import partial
 from time import monotonic
 from typing import Generic, TypeVar
 
-from invoke.config import Config
-
 from remote.cluster.diagnosis.nodes import NodeReport
 from remote.cluster.manifests import Image
 from remote.cluster.namespace_client import Cluster
@@ -72,8 +70,8 @@ class SharedFact(Generic[T]):
 class CheckContext:
     """Settings, and shared facts about machines and the cluster. `only`: the subjects named by the operator."""
 
-    def __init__(self, settings: Settings, config: Config, only: frozenset[str] = frozenset()) -> None:
-        self.settings, self.config, self.only = settings, config, only
+    def __init__(self, settings: Settings, only: frozenset[str] = frozenset()) -> None:
+        self.settings, self.only = settings, only
         self.cluster = SharedFact(self._cluster, "cluster reachable")
         self.version = SharedFact(self._version, "cluster reachable")
         self.nodes = SharedFact(self._nodes, "nodes enough")

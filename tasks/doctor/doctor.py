@@ -45,7 +45,7 @@ def run_doctor(context: Context, only: str | None) -> CommandResult:
     provider = known_provider(settings)
     own_checks = every_check if provider is None else all_checks((provider,))
     checks = [check for check in every_check if check.subject in subjects] if subjects else own_checks
-    check_context, screen = CheckContext(settings, context.config, subjects), console()
+    check_context, screen = CheckContext(settings, subjects), console()
     width = max(len(check.title) for check in checks)
     for _, group in groupby(run_checks(checks, check_context), key=lambda outcome: outcome[0].subject):
         subject_outcomes = list(group)

@@ -9,15 +9,13 @@ show = Command(
     "tasks.oci.show:show_tenancy",
     "Show the tenancy's resources and the settings for them.",
     section=Section.TENANCY,
-    effect=Effect.BOTH,
+    effect=Effect.SHOWS,
     examples=(
         "inv tenancy  # clusters, GPU pools, file systems, and the settings for them",
-        "inv tenancy --write --dry-run  # the difference to ~/.invoke.yaml",
+        "inv tenancy --json",
     ),
     is_default=True,
     guard=require_sdk,
-    write=switch("write the suggested settings to ~/.invoke.yaml; a copy of the old file is kept"),
-    dry_run=switch("with --write: show the difference to ~/.invoke.yaml, and write nothing"),
 )
 repository = Command(
     "tenancy.repository",

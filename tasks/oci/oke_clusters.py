@@ -16,7 +16,7 @@ from oci import regions
 from oci.container_engine import ContainerEngineClient
 from oci.container_engine.models import CreateClusterKubeconfigContentDetails
 
-from bench.records.atomic_files import read_regular
+from bench.records.atomic_files import open_atomic, read_regular
 from remote.hosts.local import expand_user
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.errors import UsageError, file_errors
@@ -24,7 +24,6 @@ from tasks.oci.clients import TenancyApi, connect, resolve_compartment
 from tasks.oci.discovery import ClusterInfo, choose_cluster, list_clusters
 from tasks.settings.layers import Settings, load
 from tasks.settings.sources import display_path
-from tasks.settings.user_config import write_private
 
 _MAX_BYTES = 16 << 20
 _KUBECONFIG_VERSION = "2.0.0"  # the version whose user is a credential plugin
@@ -57,7 +56,9 @@ def write_kubeconfig(
         return plan_result([line], **data, changes=is_new)
     if is_new:
         with file_errors(f"{display_path(path)}: cannot be written", "choose another with --file"):
-            write_private(path, content)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open_atomic(path, mode=0o600) as config:
+                config.write(content)
         print(f"wrote {display_path(path)}, readable only by you")
     else:
         print(f"{display_path(path)} already has context {target.name}; nothing changed")

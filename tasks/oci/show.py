@@ -3,7 +3,6 @@
 A failed request is shown as a line with the missing policy; the rest is shown regardless.
 """
 
-import difflib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -14,31 +13,21 @@ from invoke.context import Context
 
 from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console, plain_table
-from tasks.errors import TaskFailed, UsageError
+from tasks.errors import TaskFailed
 from tasks.oci import discovery
 from tasks.oci.clients import connect, get_namespace, resolve_compartment
 from tasks.oci.discovery import TenancySurvey, derive_settings
 from tasks.settings.layers import Settings, load
-from tasks.settings.sources import display_path
-from tasks.settings.user_config import plan_user_settings, write_user_settings
 
 
-def show_tenancy(context: Context, *, write: bool, dry_run: bool = False) -> CommandResult:
-    if dry_run and not write:
-        raise UsageError("tenancy: --dry-run: nothing would be changed", remedy="pass it with --write, or omit it")
+def show_tenancy(context: Context) -> CommandResult:
     survey = survey_tenancy(load(context))
     _print_survey(survey)
     derived = derive_settings(survey)
-    print("\nsettings for ~/.invoke.yaml (`inv tenancy --write` writes them):\n")
+    print("\nsettings for ~/.invoke.yaml:\n")
     print(yaml.safe_dump(derived, sort_keys=False, allow_unicode=True))
     for line in _describe_choices(survey):
         print(f"  {line}")
-    if dry_run:
-        path, old, new = plan_user_settings(derived)
-        print(*difflib.unified_diff(old.splitlines(), new.splitlines(), display_path(path), lineterm=""), sep="\n")
-    elif write:
-        for line in write_user_settings(derived):
-            print(line)
     failure = TaskFailed(f"{len(survey.errors)} of the requests failed: see the lines with ! above")
     data = {"tenancy": asdict(survey), "settings": derived}
     return CommandResult(data=data, failure=failure if survey.errors else None)

@@ -1,7 +1,6 @@
 """Settings of the project and where their values come from.
 
-sections     the sections and all settings; each is declared in the module that uses it
-sources      files and environment variables as layers of settings
-layers       merges and validates the layers
-user_config  writes settings to ~/.invoke.yaml, and files that only their owner may read
+sections  the sections and all settings; each is declared in the module that uses it
+sources   the files of settings, with the line of each value
+layers    merges files, variables and flags, and validates the result
 """

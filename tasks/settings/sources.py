@@ -29,7 +29,7 @@ _MAX_FILE_BYTES, _MAX_NESTING = 1 << 17, 20  # this project's own file has a ten
 
 @dataclass(frozen=True)
 class Entry:
-    """A value of a setting, and its place for a message: `invoke.yaml:14`, or a variable or flag, whose value is text."""
+    """A value of a setting, and its place for a message: `invoke.yaml:14`, or a variable or a flag, which has text."""
 
     value: Any
     place: str
@@ -226,10 +226,3 @@ def found_text(value: object) -> str:
         return clip(json.dumps(value, ensure_ascii=False, default=str))
     except ValueError:  # more digits than Python prints
         return "a number too long to show"
-
-
-def set_value(target: dict[str, Any], keys: Keys, value: Any) -> None:
-    """Set one value, and create missing sections."""
-    for key in keys[:-1]:
-        target = target.setdefault(key, {})
-    target[keys[-1]] = value

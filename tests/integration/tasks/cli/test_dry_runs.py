@@ -176,7 +176,6 @@ CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
     "image.archive": {"path": "/mnt/fss"},
     "image.lock": {},
     "image.verify": {},
-    "init": {"provider": "generic"},
     "model.demo": {},
     "model.fetch": {"model": "org/name", "tmpdir": "/mnt/fss"},
     "nodes": {"cordon": True},

@@ -76,6 +76,6 @@ def test_a_registered_provider_renders_a_deploy_plan(context: Callable[..., Cont
 def test_the_doctor_runs_the_checks_of_a_registered_provider(context: Callable[..., Context]) -> None:
     invoke_context = context(text="cluster: {provider: dummy}")
     (check,) = (check for check in all_checks((PROVIDERS["dummy"],)) if check.subject == "dummy")
-    (result,) = run_check(check, CheckContext(load(invoke_context), invoke_context.config))
+    (result,) = run_check(check, CheckContext(load(invoke_context)))
     assert (result.status, result.message) == (CheckStatus.OK, "account for dummy")
     assert check not in all_checks((PROVIDERS["generic"],))

@@ -74,8 +74,7 @@ def make_context(context: Callable[..., Context]) -> MakeContext:
     """
 
     def make(text: str = "{}", *only: str, cluster: FakeCluster | None = None, on_vm: object = ...) -> CheckContext:
-        invoke_context = context(text=text)
-        check_context = CheckContext(load(invoke_context), invoke_context.config, frozenset(only))
+        check_context = CheckContext(load(context(text=text)), frozenset(only))
         if cluster is not None:
             check_context.cluster = SharedFact(lambda: cluster, "cluster reachable")  # type: ignore[arg-type, return-value]
         if on_vm is not ...:

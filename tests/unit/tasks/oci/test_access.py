@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` installs it")
 
-from invoke import Config, Context
+from invoke import Context
 from oci.container_engine import ContainerEngineClient
 from oci.exceptions import ServiceError
 from oci.identity import IdentityClient
@@ -38,7 +38,7 @@ def listed(settings: Settings) -> list[object]:
 
 
 def test_accepted_credentials_report_region_and_namespace(tenancy: FakeTenancy, settings: Make) -> None:
-    result = doctor.login(CheckContext(settings(), Config()))
+    result = doctor.login(CheckContext(settings()))
     assert result == passed("profile DEFAULT of ~/.oci/config: accepted in eu-frankfurt-1, namespace axns")
     assert tenancy.count_requests("GET /n") == 1
 
@@ -177,7 +177,7 @@ def test_without_the_sdk_one_line_says_how_to_get_it(
     for name in [name for name in sys.modules if name.startswith("tasks.oci.") and not name.endswith("verbs")]:
         monkeypatch.delitem(sys.modules, name)
     if verb == "check":
-        run_command = functools.partial(doctor.login, CheckContext(load(context()), Config()))
+        run_command = functools.partial(doctor.login, CheckContext(load(context())))
     else:
         run_command = functools.partial(getattr(commands, verb), context())
     with pytest.raises(UsageError, match=r"oci.*; type: make sdk"):
