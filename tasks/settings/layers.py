@@ -117,7 +117,7 @@ def load_with_places(context: Context) -> tuple[Settings, dict[Keys, str]]:
         settings = Settings(root=sources.root_folder(context.config), **_fields(values))
     except _InvalidSetting as error:
         raise UsageError(_describe(error, entries.get(error.keys))) from error
-    return settings, {keys: entry.place for keys, entry in entries.items()}
+    return settings, {keys: entry.source for keys, entry in entries.items()}
 
 
 def _read(config: Config) -> dict[Keys, Entry]:
@@ -295,5 +295,5 @@ def _cast(text: str, keys: Keys, setting: Setting) -> Any:
 
 def _describe(error: _InvalidSetting, entry: Entry | None) -> str:
     detail = error.detail.replace("or null", "or nothing") if entry is not None and entry.is_text else error.detail
-    place = "settings" if entry is None else entry.place
-    return f"{place}: {'.'.join(error.keys)}{error.item}: {detail}"
+    source = "settings" if entry is None else entry.source
+    return f"{source}: {'.'.join(error.keys)}{error.item}: {detail}"

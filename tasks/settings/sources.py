@@ -29,10 +29,10 @@ _MAX_FILE_BYTES, _MAX_NESTING = 1 << 17, 20  # this project's own file has a ten
 
 @dataclass(frozen=True)
 class Entry:
-    """A value of a setting, and its place for a message: `invoke.yaml:14`, or a variable or a flag, which has text."""
+    """A value of a setting, and its source for a message: `invoke.yaml:14`, or a variable or a flag, which has text."""
 
     value: Any
-    place: str
+    source: str
     is_text: bool = False
 
 
