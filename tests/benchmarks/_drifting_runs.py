@@ -19,19 +19,14 @@ STEADY = Scenario(has_measurements=False, slow=0.0)
 class Rates:
     """Shares in runs of equal configurations.
 
-    `headline`: the interval of the largest ratio holds 1, `cover`: that of any ratio does, both of ratios that have an
-    interval. `train_with` and `any_word`: runs with a false recommendation, and with any false verdict.
+    `headline`: the interval of the largest ratio, if there is one, holds 1. `train_with` and `any_word`: runs with a
+    false recommendation, and with any false verdict.
     """
 
     headline: float
-    cover: float
     train_with: float
     any_word: float
     without_interval: float
-
-    def __str__(self) -> str:
-        shares = (self.headline, self.cover, self.train_with, self.any_word)
-        return " / ".join(f"{100 * share:.1f}" for share in shares)
 
 
 def fleet(configurations: int, workers: int, processes: int = 1, drift: str = "none", **changed: float) -> Scenario:
@@ -51,14 +46,12 @@ def fleet(configurations: int, workers: int, processes: int = 1, drift: str = "n
 def equal(world: Scenario, runs: int) -> Rates:
     """Measure runs of equal configurations."""
     random = np.random.default_rng(15)
-    held, train_with, any_word, intervals, count, best, heads = 0, 0, 0, 0, 0, 0, 0
+    train_with, any_word, intervals, count, best, heads = 0, 0, 0, 0, 0, 0
     for _ in range(runs):
         summary = summarize(world.run(random))
         ratios = [row.useful_tokens_ratio for row in summary.rows if row.useful_tokens_ratio is not None]
-        known = [(ratio.low, ratio.high) for ratio in ratios if ratio.low is not None and ratio.high is not None]
         count += len(ratios)
-        intervals += len(known)
-        held += sum(low <= 1.0 <= high for low, high in known)
+        intervals += sum(ratio.low is not None and ratio.high is not None for ratio in ratios)
         headline = max(ratios, key=lambda ratio: ratio.value)
         if headline.low is not None and headline.high is not None:
             heads += 1
@@ -67,7 +60,6 @@ def equal(world: Scenario, runs: int) -> Rates:
         any_word += bool(set(verdicts(summary).values()) - {None})
     return Rates(
         headline=best / heads if heads else float("nan"),
-        cover=held / intervals if intervals else float("nan"),
         train_with=train_with / runs,
         any_word=any_word / runs,
         without_interval=1.0 - intervals / count,

@@ -1,19 +1,14 @@
-"""Shared parts of the GPU benchmarks: memory limit, number of steps, a process for each case, and the power drawn."""
+"""Shared parts of the GPU benchmarks: memory limit, number of steps, and a process for each case."""
 
 import argparse
-import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.machine import nvml
 from bench.records.bootstrap import summarize
 from tests.benchmarks import spread
 
@@ -21,55 +16,8 @@ LIMIT_BYTES = int(21.5 * 2**30)  # usable for training on a 24 GB card
 WARMUP, MEASURED = 5, 12
 HELD_LAYERS = 11  # fit the limit together with the activations of 512 x 8, captured
 HELD_IN_EIGHT = 19
-PERIOD_SEC = 0.05
 CASE_SEC = 600.0
 OFFLINE = {"HF_HUB_OFFLINE": "1", "UNSLOTH_DISABLE_STATISTICS": "1"}
-# Below such a share of the other case's reading, a reference was likely held up by its host. Measured: 0.93 to 1 of the
-# power and 0.9 to 1 of the time at the limit on a quiet host; 0.91 and 0.75 on a busy one.
-HOST_BOUND_SHARE = {"watts": 0.92, "power_capped_percent": 0.8, "busy_percent": 0.9}
-
-
-@dataclass(kw_only=True)
-class Draw:
-    """Power in watts, the clock of the multiprocessors in MHz and what held it back, sampled by `metered`."""
-
-    readings: list[nvml.GpuSample] = field(default_factory=list)
-
-    @property
-    def watts(self) -> float | None:
-        return _median([reading.power_watts for reading in self.readings])
-
-    @property
-    def sm_clock_mhz(self) -> float | None:
-        return _median([reading.sm_clock_mhz for reading in self.readings])
-
-    @property
-    def capped_percent(self) -> float | None:
-        """Percentage of the readings whose clock was lowered by the power limit."""
-        told = [reading.clock_limits for reading in self.readings if reading.clock_limits is not None]
-        return 100.0 * sum(nvml.POWER_CAP in limits for limits in told) / len(told) if told else None
-
-    @property
-    def busy_percent(self) -> float | None:
-        """Percentage of the time in which a kernel ran."""
-        return _median([reading.utilization_percent for reading in self.readings])
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "watts": self.watts,
-            "sm_clock_mhz": self.sm_clock_mhz,
-            "power_capped_percent": self.capped_percent,
-            "busy_percent": self.busy_percent,
-        }
-
-
-def is_host_bound(reference: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return True if the reference used far less of the GPU than the other case; both are `Draw.to_json()`.
-
-    Then its host was likely too slow, and a ratio of their times is too large. False without readings.
-    """
-    pairs = [(reference.get(name), other.get(name), share) for name, share in HOST_BOUND_SHARE.items()]
-    return any(mine < share * theirs for mine, theirs, share in pairs if mine is not None and theirs is not None)
 
 
 def limit_memory(torch: Any, *, limited: bool = True) -> None:
@@ -77,36 +25,6 @@ def limit_memory(torch: Any, *, limited: bool = True) -> None:
     if torch.cuda.is_available():
         whole = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(LIMIT_BYTES / whole if limited else 1.0)
-
-
-@contextlib.contextmanager
-def metered() -> Iterator[Draw]:
-    """Read the first GPU every PERIOD_SEC while the block runs; without a GPU, read nothing."""
-    draw, done = Draw(), threading.Event()
-    gpus = nvml.visible_gpus()
-
-    def sample() -> None:
-        while not done.wait(PERIOD_SEC):
-            draw.readings.append(gpus[0].read())
-
-    sampler = threading.Thread(target=sample, daemon=True)
-    if gpus:
-        sampler.start()
-    try:
-        yield draw
-    finally:
-        done.set()
-        if gpus:
-            sampler.join()
-
-
-def format_draw(draw: dict[str, Any]) -> str:
-    """Format a `Draw.to_json()` as the end of a list: ", 692 W at 1,470 MHz (at the power limit: 100 %)"."""
-    if draw.get("watts") is None or draw.get("sm_clock_mhz") is None:
-        return ""
-    capped = draw["power_capped_percent"]
-    limit = "" if capped is None else f" (at the power limit: {capped:.0f} %)"
-    return f", {draw['watts']:.0f} W at {draw['sm_clock_mhz']:,.0f} MHz{limit}"
 
 
 def case_parser(module: str, cases: Iterable[str], all_cases: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -164,8 +82,3 @@ def format_result(result: Mapping[str, Any], tokens: int) -> str:
     interval = summarize(result["times"])
     peak = "" if result["peak_bytes"] is None else f", peak {result['peak_bytes'] / 2**30:.2f} GiB"
     return f"{spread(interval, 's')}, {tokens / interval.median:,.0f} tokens/s{peak}"
-
-
-def _median(values: list[Any]) -> float | None:
-    told = [float(value) for value in values if value is not None]
-    return statistics.median(told) if told else None

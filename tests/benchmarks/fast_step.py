@@ -1,11 +1,10 @@
-"""The recipes on one GPU in one process: step times, useful tokens, peak memory, ratios, and the power drawn.
+"""The recipes on one GPU in one process: step times, useful tokens, peak memory, and ratios.
 
     python -m tests.benchmarks.fast_step --model DIR [--cases dense,packed,...] [--json FILE]
 
 DIR is a model folder; speed depends only on shapes, so one made by `python -m tests.model_shapes DIR` will do. Every
 case is loaded, warmed up for 5 steps and measured for 12 or more; the reference of a group is measured before and after
-the others, which reveals a changing machine. A reference that used far less of the GPU than `fast` was likely held up
-by its host; a line says so, because every ratio to it is then too good. Cases of the fast recipe run under a limit of
+the others, which reveals a changing machine. Cases of the fast recipe run under a limit of
 21.5 GiB, the memory that a 24 GB card leaves for training; held ones hold as many layers as fit this model. The group
 `family` is for models of other families.
 
@@ -21,7 +20,6 @@ import json
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -31,30 +29,19 @@ from typing import Any
 
 from bench import torch_stack
 from bench.architectures import find
-from bench.architectures.architecture import PRODUCT_INPUTS
-from bench.data.collate import Batch, make_batches
+from bench.data.collate import make_batches
 from bench.data.model_folder import read_config
 from bench.data.packing import Row, bucket_by_length, pack_whole_samples
 from bench.predict import flops, memory
 from bench.qlora import recipes
 from bench.qlora.recipes.cuda_graph import CHECKPOINT_COPIES, HEADROOM_BYTES
-from bench.qlora.step import Placement, TorchSession, choose_placement
+from bench.qlora.step import Placement, choose_placement
 from bench.records import Trial
 from bench.records.bootstrap import summarize
 from bench.records.validation import ALL_LINEAR
-from bench.workloads import hardware
 from tests.benchmarks import Figure, a_trial, demo_inputs, print_figures, spread
-from tests.benchmarks._gpu import (
-    LIMIT_BYTES,
-    MEASURED,
-    WARMUP,
-    format_draw,
-    is_host_bound,
-    limit_memory,
-    metered,
-)
+from tests.benchmarks._gpu import LIMIT_BYTES, MEASURED, WARMUP, limit_memory
 
-PRODUCTS = "only the step's products"
 SPREAD, SHORTEST = 0.75, 16
 RESERVED_BYTES = int(0.7 * 2**30)  # the allocator reserved 21.31 GiB for 20.4, without the headroom
 
@@ -132,13 +119,13 @@ def _in_eight(group: str, changes: dict[str, Any], **more: Any) -> Case:
 def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.fast_step")
     parser.add_argument("--model", help="default: the demo's small model, made for this")
-    parser.add_argument("--cases", default="dense,long,wide,packed,products,stock", help="groups of cases, or names")
+    parser.add_argument("--cases", default="dense,long,wide,packed,stock", help="groups of cases, or names")
     parser.add_argument("--json", type=Path, help="every step time and peak, for a record")
     parser.add_argument("--steps", type=int, default=MEASURED)
     parser.add_argument("--mean-tokens", type=float, default=194.0, help="mean length of the ragged cases' samples")
     arguments = parser.parse_args(argv)
     wanted = arguments.cases.split(",")
-    known = [*dict.fromkeys(case.group for case in cases()), "products", *(case.name for case in cases())]
+    known = [*dict.fromkeys(case.group for case in cases()), *(case.name for case in cases())]
     if unknown := [name for name in wanted if name not in known]:
         print(f"case {unknown[0]!r} is unknown; there are {', '.join(known)}", file=sys.stderr)
         raise SystemExit(2)
@@ -148,15 +135,11 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
         for case in cases():
             if case.group in wanted or case.name in wanted:
                 results[case.name] = bench.measure(case)
-                print(f"{case.name}: {json.dumps(results[case.name]['line'])}", flush=True)
-        if "products" in wanted:
-            results[PRODUCTS] = bench.products()
-        ceiling = bench.ceiling()
+                told = {name: value for name, value in results[case.name].items() if name not in ("times", "trial")}
+                print(f"{case.name}: {json.dumps(told)}", flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"matmul_tflops": ceiling, "cases": results}, indent=1))
-    figures = [_figure(case, results, ceiling) for case in cases() if case.name in results]
-    figures += host_bound_figures(results)
-    return figures + ([_products_figure(results[PRODUCTS])] if PRODUCTS in results else [])
+        arguments.json.write_text(json.dumps(results, indent=1))
+    return [_figure(case, results) for case in cases() if case.name in results]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,119 +159,40 @@ class Bench:
 
     def measure(self, case: Case) -> dict[str, Any]:
         """Step times in seconds, tokens, peak bytes; an out of memory is an answer too."""
-        torch = self.modules.torch
         trial = self._trial(case)
-        limit_memory(torch, limited=case.limited)
+        limit_memory(self.modules.torch, limited=case.limited)
         try:
-            times, counts, peak, loss, note, draw = self._train(trial, case)
-        except torch.OutOfMemoryError as error:
-            return {"line": {"out_of_memory": str(error)[:500]}, "times": [], "note": ""}
+            return self._train(trial, case)
+        except self.modules.torch.OutOfMemoryError as error:
+            return {"times": [], "out_of_memory": str(error)[:500]}
         finally:
-            self._free()
-        interval = summarize(times)
-        useful = sum(count[1] for count in counts) / len(counts)
-        return {
-            "line": {
-                "step_sec": round(interval.median, 5),
-                "peak_gib": None if peak is None else round(peak / 2**30, 2),
-                "predicted_gib": round(memory.peak_bytes(self._config(), trial) / 2**30, 2),
-                "held_layers": trial.held_layers,
-                "useful_tokens": round(useful),
-                "loss": loss,
-                "note": note,
-            },
-            "times": times,
-            "interval": dataclasses.asdict(interval),
-            "peak_bytes": peak,
-            "useful_tokens_per_step": useful,
-            "tokens_per_step": sum(count[0] for count in counts) / len(counts),
-            "flop_per_token": self._flop(trial),
-            "trial": trial.to_json(),
-            "drawn": draw,
-        }
+            gc.collect()
+            if self.placement.is_cuda:
+                self.modules.torch._dynamo.reset()
+                self.modules.torch.cuda.empty_cache()
 
-    def _train(
-        self, trial: Trial, case: Case
-    ) -> tuple[list[float], list[tuple[int, int]], int | None, float, str, dict[str, Any]]:
-        torch = self.modules.torch
+    def _train(self, trial: Trial, case: Case) -> dict[str, Any]:
+        torch, is_cuda = self.modules.torch, self.placement.is_cuda
         step = recipes.load(self.modules, trial, self.placement)
-        rows = self._rows(trial, case)
         tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=0)
-        batches = make_batches(self.modules, trial, rows, tokenizer, pin_memory=self.placement.is_cuda)
-        times, counts, loss = [], [], 0.0
-
-        def timed(batch: Batch) -> float:
-            nonlocal loss
+        batches = make_batches(self.modules, trial, self._rows(trial, case), tokenizer, pin_memory=is_cuda)
+        times, useful, total = [], 0, 0.0
+        for number, batch in enumerate(islice(batches, WARMUP + self.steps)):
             seconds, total, _ = step.run_timed(iter([batch]), 1)
-            loss = float(total)
-            return seconds
-
-        for number, batch in enumerate(islice(batches, WARMUP)):
-            timed(batch)
-            if self.placement.is_cuda and number == 0:
+            if is_cuda and number == 0:
                 torch.cuda.reset_peak_memory_stats()  # loading's own peak is not the training's
-        with metered() as draw:
-            for batch in islice(batches, self.steps):
-                times.append(timed(batch))
-                counts.append((batch.tokens, batch.useful_tokens))
-        peak = torch.cuda.max_memory_allocated() if self.placement.is_cuda else None
-        note = f"{step.recipe}; {', '.join(step.notes)}; captured: {step.capture_status}"
-        return times, counts, peak, loss, note, draw.to_json()
-
-    def products(self) -> dict[str, Any]:
-        """Seconds for the products of one step of 512 x 8 with the frozen weights, forward and backward, in their
-        order: the joined ones of each layer and the head's. Two weights and inputs of each shape take turns."""
-        torch, device = self.modules.torch, self.placement.device
-        config = self._config()
-        tokens = 4096 if self.placement.is_cuda else 64
-        layers, shapes = config["num_hidden_layers"], product_shapes(config)
-
-        def pair(rows: int, columns: int) -> list[Any]:
-            return [torch.randn(rows, columns, device=device).to(self.placement.compute_dtype) for _ in range(2)]
-
-        weights = [pair(*shape) for shape in shapes]
-        inputs = {width: pair(tokens, width) for width in {side for shape in shapes for side in shape}}
-        *of_a_layer, head = range(len(shapes))
-
-        def forward(which: int, turn: int) -> None:
-            weight = weights[which][turn]
-            inputs[weight.shape[1]][turn] @ weight.T
-
-        def backward(which: int, turn: int) -> None:
-            weight = weights[which][turn]
-            inputs[weight.shape[0]][turn] @ weight
-
-        def step() -> None:
-            for layer in range(layers):
-                for which in of_a_layer:
-                    forward(which, layer % 2)
-            forward(head, 0)
-            backward(head, 0)
-            for layer in reversed(range(layers)):
-                for which in reversed(of_a_layer if layer else of_a_layer[1:]):  # no gradient below the first layer
-                    backward(which, layer % 2)
-
-        times = []
-        with torch.no_grad():
-            for _ in range(WARMUP):
-                step()
-            with metered() as draw:
-                for _ in range(self.steps):
-                    self._wait()
-                    start = time.perf_counter()
-                    step()
-                    self._wait()
-                    times.append(time.perf_counter() - start)
-        weights.clear()
-        inputs.clear()
-        self._free()
-        *sizes, of_head = (rows * columns for rows, columns in shapes)
-        flop = 2 * tokens * (2 * layers * sum(sizes) - sizes[0] + 2 * of_head)
-        return {"times": times, "flop": flop, "drawn": draw.to_json()}
-
-    def _wait(self) -> None:
-        if self.placement.is_cuda:
-            self.modules.torch.cuda.synchronize()
+            if number >= WARMUP:
+                times.append(seconds)
+                useful += batch.useful_tokens
+        return {
+            "times": times,
+            "peak_bytes": torch.cuda.max_memory_allocated() if is_cuda else None,
+            "predicted_bytes": memory.peak_bytes(self._config(), trial),
+            "useful_tokens_per_step": useful / len(times),
+            "loss": float(total),
+            "note": f"{step.recipe}; {', '.join(step.notes)}; captured: {step.capture_status}",
+            "trial": trial.to_json(),
+        }
 
     def _trial(self, case: Case) -> Trial:
         scale = 1 if self.placement.is_cuda else 8
@@ -330,22 +234,6 @@ class Bench:
         rows = [Row(ids=sample, samples=1) for sample in samples[:count]]
         return bucket_by_length(rows, trial.micro_batch_size, trial.seed) if trial.layout == "bucket" else rows
 
-    def _flop(self, trial: Trial) -> int:
-        return flops.trial_flops(self._config(), trial, trial.max_seq_len).model
-
-    def ceiling(self) -> float | None:
-        """Measure this GPU's bf16 matrix product in TFLOP/s, hot from the previous cases."""
-        if not self.placement.is_cuda:
-            return None
-        limit_memory(self.modules.torch, limited=False)
-        return hardware.bf16_matmul_tflops(TorchSession(modules=self.modules, placement=self.placement)).median
-
-    def _free(self) -> None:
-        gc.collect()
-        if self.placement.is_cuda:
-            self.modules.torch._dynamo.reset()
-            self.modules.torch.cuda.empty_cache()
-
 
 def hold_most_layers(config: Mapping[str, Any], trial: Trial) -> Trial:
     """Return the trial with as many held layers as leave room to capture its step within the limit."""
@@ -366,7 +254,7 @@ def lengths(count: int, longest: int, mean: float) -> list[int]:
     return cut
 
 
-def _figure(case: Case, results: dict[str, Any], ceiling: float | None) -> Figure:
+def _figure(case: Case, results: dict[str, Any]) -> Figure:
     result = results[case.name]
     if not result["times"]:
         return Figure(name=case.name, value="out of memory", goal=case.goal)
@@ -375,10 +263,6 @@ def _figure(case: Case, results: dict[str, Any], ceiling: float | None) -> Figur
     value = f"{spread(interval, 's')}, {rate:,.0f} useful tokens/s"
     if result["peak_bytes"] is not None:
         value += f", peak {result['peak_bytes'] / 2**30:.2f} GiB"
-    if ceiling:
-        share = flops.mfu_percent(result["flop_per_token"], result["tokens_per_step"] / interval.median, ceiling)
-        value += f", {share:.1f} % of {ceiling:.0f} TFLOP/s"
-    value += format_draw(result["drawn"])
     other = results.get(case.against)
     ratio = "-"
     if other and other["times"]:
@@ -386,40 +270,6 @@ def _figure(case: Case, results: dict[str, Any], ceiling: float | None) -> Figur
         if result["peak_bytes"] and other["peak_bytes"]:
             ratio += f", memory {result['peak_bytes'] / other['peak_bytes']:.2f}x"
     return Figure(name=case.name, value=value, ratio=ratio, goal=case.goal)
-
-
-def host_bound_figures(results: Mapping[str, Any]) -> list[Figure]:
-    """Make a figure for each reference that used far less of the GPU than a case of `fast` compared with it."""
-    figures = {}
-    for case in cases():
-        fast, reference = (results.get(name, {}).get("drawn", {}) for name in (case.name, case.against))
-        if case.recipe == "fast" and is_host_bound(reference, fast):
-            value = f"likely held up by its host{_format_use(reference)}; {case.name}{_format_use(fast)}"
-            figures[case.against] = Figure(name=case.against, value=value, ratio="ratios to it are too good")
-    return list(figures.values())
-
-
-USES = (("busy_percent", "% busy"), ("watts", "W"), ("power_capped_percent", "% at the power limit"))
-
-
-def _format_use(draw: Mapping[str, Any]) -> str:
-    parts = [f", {draw[name]:.0f} {unit}" for name, unit in USES if draw.get(name)]
-    return "".join(parts)
-
-
-def _products_figure(result: dict[str, Any]) -> Figure:
-    interval = summarize(result["times"])
-    rate = result["flop"] / interval.median / 1e12
-    return Figure(name=PRODUCTS, value=f"{spread(interval, 's')}, {rate:.0f} TFLOP/s{format_draw(result['drawn'])}")
-
-
-def product_shapes(config: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """(rows, columns) of the weights of a layer as `fast` joins them (q k v, o, gate up, down), and of the head."""
-    architecture = find(config)
-    geometry = architecture.geometry(config)
-    shapes = [[layer.shape(geometry) for layer in architecture.product(name)] for name in PRODUCT_INPUTS]
-    of_a_layer = [(sum(rows for _, rows in joined), joined[0][0]) for joined in shapes]
-    return [*of_a_layer, (config["vocab_size"], config["hidden_size"])]
 
 
 if __name__ == "__main__":

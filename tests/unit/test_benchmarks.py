@@ -12,7 +12,7 @@ from bench.data.model_folder import check_model
 from bench.records.validation import ALL_LINEAR
 from tests import benchmarks, model_shapes
 from tests.benchmarks import fast_step
-from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, is_host_bound
+from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS
 
 pytestmark = pytest.mark.slow
 
@@ -47,41 +47,12 @@ def test_the_shape_is_the_published_one():
     assert sum(map(math.prod, sizes)) == model_shapes.SHAPES["mistral-7b"].parameters
 
 
-def test_the_product_shapes_cover_all_matrices_of_a_model():
-    *of_a_layer, head = (rows * columns for rows, columns in fast_step.product_shapes(model_shapes.MISTRAL_7B))
-    shapes = model_shapes.tensors(model_shapes.MISTRAL_7B)
-    matrices = [math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and "embed" not in name]
-    assert model_shapes.MISTRAL_7B["num_hidden_layers"] * sum(of_a_layer) + head == sum(matrices)
-
-
 @pytest.mark.parametrize("cases", ["all-linear eight", "dense,all-linear eight", ""])
 def test_an_unknown_case_is_refused_before_anything_is_measured(cases, capsys):
     with pytest.raises(SystemExit) as caught:
         fast_step.main(["--cases", cases])
     assert caught.value.code == 2
     assert "wide int8" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("watts", "capped", "busy", "expected"),
-    [
-        (690.0, 100.0, 100.0, False),
-        (639.0, 90.0, 99.0, False),  # padded samples on a quiet host
-        (631.0, 75.0, None, True),  # on a busy host
-        (690.0, 75.0, 100.0, True),
-        (690.0, 100.0, 80.0, True),
-        (580.0, None, None, True),
-        (None, None, None, False),
-    ],
-)
-def test_a_reference_is_host_bound_if_it_uses_far_less_of_the_gpu(watts, capped, busy, expected):
-    fast = {"watts": 690.0, "power_capped_percent": 100.0, "busy_percent": 100.0}
-    reference = {"watts": watts, "power_capped_percent": capped, "busy_percent": busy}
-    assert is_host_bound(reference, fast) is expected
-    assert is_host_bound(fast, reference) is False
-    results = {"dense reference": {"drawn": reference}, "dense fast": {"drawn": fast}, "dense int8": {"drawn": fast}}
-    figures = fast_step.host_bound_figures(results)
-    assert [figure.name for figure in figures] == (["dense reference"] if expected else [])
 
 
 @pytest.mark.parametrize(
