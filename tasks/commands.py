@@ -97,17 +97,16 @@ cancel = Command(
 )
 collect = Command(
     "collect",
-    "tasks.fleet.collect:collect_runs",
+    "tasks.fleet.collect:run_collect",
     "Copy the results of a run to results/RUN, verified.",
     section=Section.BENCHMARK,
     effect=Effect.CHANGES,
     is_daily=True,
     examples=(
         "inv collect report  # the newest run, then its page",
-        "inv collect --all --dry-run  # what every run still lacks",
+        "inv collect --dry-run  # what the newest run still lacks",
     ),
     name=text(RUN, name="run", unset=NEWEST_RUN),
-    all_runs=switch("collect every run with missing results", name="all"),
     dry_run=switch("print what is missing here, and fetch nothing"),
 )
 monitor = Command(
@@ -130,7 +129,6 @@ class TrainOptions:
     workers: int | None = number(
         int, "train on this many of the fleet's workers", ge=1, unset="train.workers, else all"
     )
-    trial_file: str | None = text("JSON file with the configuration to use")
     from_run: str | None = text("use the recommended configuration of this benchmark", name="from", value="RUN")
     resume: str | bool | None = text(
         "resume the newest training, or the run with this id, from its last checkpoint",

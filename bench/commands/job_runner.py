@@ -104,8 +104,7 @@ class JobRunner:
 
     def _run_attempt(self, number: int) -> tuple[int, str]:
         """Run one attempt and return its exit code and the last line of its stderr."""
-        planned, held = self.spec.planned, held_sec(self.spec, self.folder) if self.rank == 0 else 0.0
-        out = _attempt_folder(self.spec, self.folder, number)
+        planned, out = self.spec.planned, _attempt_folder(self.spec, self.folder, number)
         if self.rank == 0:
             out.mkdir()
         log_path = out / LOG_FILE if self.rank == 0 else Path(os.devnull)
@@ -120,12 +119,12 @@ class JobRunner:
                 *("--checkpoints", str(self.folder / paths.CHECKPOINTS_FOLDER), "--trial-id", planned.trial_id),
                 *("--worker", f"worker-{self.rank}", "--run-id", self.spec.run_id, "--attempt", str(number)),
             )
-            return self._follow(argv, {paths.HELD_VARIABLE: str(held)}, log)
+            return self._follow(argv, log)
 
-    def _follow(self, argv: tuple[str, ...], variables: Mapping[str, str], log: TextIO) -> tuple[int, str]:
+    def _follow(self, argv: tuple[str, ...], log: TextIO) -> tuple[int, str]:
         with subprocess.Popen(
             argv,
-            env={**os.environ, **self._rendezvous_variables(), **variables},
+            env={**os.environ, **self._rendezvous_variables()},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             preexec_fn=partial(exit_with_parent, os.getpid()),
@@ -221,26 +220,6 @@ def _read_result(spec: TrainingJobSpec, folder: Path, number: int) -> TrialResul
 
 def _attempt_folder(spec: TrainingJobSpec, folder: Path, number: int) -> Path:
     return folder / f"{spec.planned.trial_id}.{number}"
-
-
-def held_sec(spec: TrainingJobSpec, folder: Path) -> float:
-    """Return the billed seconds, restart waits included: earlier turns by their attempts, this turn from its first one.
-
-    Times are those of the files, as in the operator's ledger, and so is the current one, that of a new file: the clocks
-    of the volume's server and of this node may differ. Raises OSError.
-    """
-    total_sec, began_at = 0.0, None
-    for number in attempt_numbers(folder, spec.planned.trial_id):
-        with contextlib.suppress(OSError):  # a file that is just being replaced
-            times = [path.stat().st_mtime for path in _attempt_folder(spec, folder, number).iterdir()]
-            if times and number > spec.after:
-                began_at = min(times) if began_at is None else began_at
-            elif times:
-                total_sec += max(times) - min(times)
-    if began_at is None:
-        return total_sec
-    with tempfile.TemporaryFile(dir=folder) as file:
-        return total_sec + max(0.0, os.fstat(file.fileno()).st_mtime - began_at)
 
 
 def read_spec(environment: Mapping[str, str]) -> TrainingJobSpec:

@@ -50,7 +50,6 @@ NODE_ADDRESS, NODE_PORT, NODE_TOKEN = "QLORA_FLEET_RANK0_ADDRESS", "QLORA_FLEET_
 JOB_SPEC_VARIABLE, JOB_END_FILE = "QLORA_FLEET_JOB_SPEC", "end-{turn}.json"
 COLLECTED_FILE, LOSS_FILE = "collected", "lost.json"
 NODE_NAME_VARIABLE = "QLORA_FLEET_NODE_NAME"  # the pod's node
-HELD_VARIABLE = "QLORA_FLEET_HELD_SEC"  # seconds for which a training's workers were held before this attempt
 
 # Model folder and data file of `python -m bench demo`, of the small model and, for True, of the real one.
 DEMO_INPUTS = {

@@ -144,7 +144,6 @@ class ReasonCode(str, Enum):
     DEADLINE = "deadline", TrialStatus.TIMED_OUT, "the deadline passed"
     WORKER_STOPPED = "worker_stopped", TrialStatus.PREEMPTED, "its worker was told to stop", _FROM_OUTSIDE
     MAX_HOURS = "max_hours", TrialStatus.PREEMPTED, "train.max_hours was reached", _LIMIT
-    BUDGET_USD = "budget_usd", TrialStatus.PREEMPTED, "train.budget_usd was reached", _LIMIT
     WORKER_LOST = "worker_lost", TrialStatus.LOST, "its worker was lost"
     SUPERVISOR_LOST = "supervisor_lost", TrialStatus.LOST, "its job left no exit code"
     KILLED = "killed", TrialStatus.LOST, "its process was killed"

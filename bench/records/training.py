@@ -27,9 +27,6 @@ MAX_SKIPPED_SHARE = 0.01  # share of a file's lines; more bad lines are a fault 
 MAX_WEIGHT = 100.0
 SCHEDULES = ("constant", "linear", "cosine")
 GRADIENT_DTYPES = ("fp32", "bf16")
-# Settings that limit a training's hours, with the cause of its end.
-BUDGET_LIMIT = "train.budget_usd"
-LIMITS = {"train.max_hours": ReasonCode.MAX_HOURS, BUDGET_LIMIT: ReasonCode.BUDGET_USD}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +242,7 @@ class Training:
 
     The held-out loss is measured at the start, at the end, and every `evaluate_every` steps (0: never between); after
     `patience` measurements without a new minimum the training stops early (0: never). `max_hours` counts this attempt
-    and earlier ones; `limited_by` is the setting behind it.
+    and earlier ones.
 
     `score` names how answers to held-out prompts are compared with the data's own answers, before and after the
     training (`bench.workloads.finetune.score`): one of SCORE_METHODS, or a Python file.
@@ -312,8 +309,9 @@ class Training:
         expected="a run's id or a folder's path",
     )
     init_sha256: str | None = None
-    max_hours: float | None = checked(None, gt=0, le=8760)
-    limited_by: str = checked("train.max_hours", choices=tuple(LIMITS))
+    max_hours: float | None = setting(
+        None, "time limit; the training stops there with a checkpoint; null: no limit", unit="hours", gt=0, le=8760
+    )
     input_digests: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -396,11 +394,11 @@ class Restart:
 class TrainingRecord(Checksummed):
     """Result of a fine-tuning over all its attempts (training.json), also of a failed one.
 
-    `status` is a TrialStatus; `stop` is the reason for the last step: finished, early, max_hours (one of the
-    `LIMITS` was reached), or empty if stopped otherwise (`reason`). `adapter_step` is the
-    step of the saved adapter: the best by held-out loss, or the last. `data` has no example previews. The share of
-    communication is of a step's time. `score` is None without train.score, `time` if no rank has trained. `end_ids` are
-    the tokens that end the data's answers. `derived` are the settings that the attempt derived from the data.
+    `status` is a TrialStatus; `stop` is the reason for the last step: finished, early, max_hours, or empty if stopped
+    otherwise (`reason`). `adapter_step` is the step of the saved adapter: the best by held-out loss, or the last.
+    `data` has no example previews. The share of communication is of a step's time. `score` is None without train.score,
+    `time` if no rank has trained. `end_ids` are the tokens that end the data's answers. `derived` are the settings that
+    the attempt derived from the data.
     """
 
     FILE, KIND = TRAINING_FILE, "training"

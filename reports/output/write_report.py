@@ -78,7 +78,7 @@ def build_training(run_folder: Path) -> Report[TrainingReport]:
     """Write the report of a training. Raises ReportError; ReportWriteError if its folder cannot be written."""
     values = training_values.read(run_folder)
     document = training_document.make(values)
-    contents = data_files.of_training(values) | repeat.files(values)
+    contents = data_files.of_training(values) | {repeat.SETTINGS_FILE: repeat.repeat_settings(values)}
     return Report(document=document, values=values, files=_write(run_folder, document, contents))
 
 

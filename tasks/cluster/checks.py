@@ -169,7 +169,7 @@ class ResultsGuard:
             return lost
         first = cluster_plan.pod_ending_actions[0].title
         if lost:
-            more = f"; and {len(lost) - 3} more: `inv collect --all` fetches what has ended" if len(lost) > 3 else ""
+            more = f"; and {len(lost) - 3} more" if len(lost) > 3 else ""
             raise ConfirmationRequired(
                 f"{first} would be deleted with results in its pods: "
                 f"{'; '.join(run.description for run in lost[:3])}{more}",

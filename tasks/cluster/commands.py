@@ -89,7 +89,7 @@ teardown = Command(
     effect=Effect.CHANGES,
     examples=(
         "inv teardown --dry-run  # the objects, and results that would be lost",
-        "inv collect --all teardown  # results first",
+        "inv collect teardown  # results first",
     ),
     dry_run=switch("print the objects to delete, and change nothing"),
     yes=switch("do not ask for confirmation"),

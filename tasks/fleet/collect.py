@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from invoke.context import Context
 
@@ -46,11 +46,10 @@ from remote.jobs.transfer import ChecksumMismatch, TransferResult, pull
 from reports import formatting
 from reports.training import sentences
 from tasks.cli.command_result import CommandResult, plan_result
-from tasks.cli.flags import refuse_several
 from tasks.cli.waiting import Wait
 from tasks.clients.workers import run_hosts
-from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, UsageError
-from tasks.fleet.pending_results import incomplete_runs, missing_reason
+from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, UsageError
+from tasks.fleet.pending_results import missing_reason
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
 from tasks.fleet.training_job import TrainingJob, open_job, release_pod, sync_ledger
 from tasks.settings.layers import Settings, load
@@ -81,64 +80,25 @@ class CollectedTrial:
         return replace(self, fetched=fetched, present=present, byte_count=size, missing_reason=None)
 
 
-def collect_runs(context: Context, name: str | None, *, all_runs: bool, dry_run: bool = False) -> CommandResult | None:
-    """Collect the run of this name, the newest run, or all incomplete runs."""
+def run_collect(context: Context, name: str | None, *, dry_run: bool = False) -> CommandResult | None:
+    """Collect the run of this name, or the newest one."""
     settings = load(context)
-    refuse_several("collect", {"--run": name, "--all": all_runs})
-    if dry_run:
-        names = incomplete_runs(settings.results_folder) if all_runs else [name]
-        return _plan(settings, names, all_runs=all_runs)
-    if all_runs:
-        _collect_all(settings)
-        return None
     run, folder = open_run(settings, name)
+    if dry_run:
+        return _plan(run, folder)
     collect_run(settings, run, folder)
     return None
 
 
-def _plan(settings: Settings, names: Sequence[str | None], *, all_runs: bool) -> CommandResult:
-    """Return what each run still lacks here, and how its trials ended; no worker is asked."""
-    runs: list[dict[str, Any]] = []
-    for name in names:
-        try:
-            run, folder = open_run(settings, name)
-        except UsageError as error:
-            if not all_runs:
-                raise
-            runs.append({"run": name, "missing": str(error), "ends": None, "planned": None})
-            continue
-        missing, ends = missing_reason(folder, run), None
-        with contextlib.suppress(LedgerError, OSError):  # then `missing` is the reason
-            ends = count_statuses(Ledger(folder / LEDGER_FILE).entries.values())
-        runs.append({"run": run.run_id, "missing": missing, "ends": ends, "planned": len(run.planned)})
-    lines = [
-        f"run {each['run']}: {each['missing'] or 'collected, ' + format_statuses(each['ends'] or {}, each['planned'])}"
-        for each in runs
-    ]
-    return plan_result(lines or ["all runs are collected"], runs=runs)
-
-
-def _collect_all(settings: Settings) -> None:
-    """Collect every incomplete run, oldest first. A run that fails does not stop the others."""
-    names, failed = incomplete_runs(settings.results_folder), list[TaskFailed]()
-    for name in names:
-        try:
-            run, folder = open_run(settings, name)
-        except UsageError as error:
-            print(f"skipped: {error}")
-            failed.append(SomeTrialsFailed(error.problem, remedy=error.remedy))  # a chain continues
-            continue
-        try:
-            collect_run(settings, run, folder)
-        except TaskFailed as error:
-            failed.append(error)
-    if failed:
-        worst_error = max(failed, key=lambda error: error.exit_code)
-        verb = "is" if len(failed) == 1 else "are"
-        raise type(worst_error)(
-            f"{len(failed)} of {formatting.count(len(names), 'run')} {verb} still incomplete: {worst_error}"
-        )
-    print("all runs are collected")
+def _plan(run: RunRecord, folder: Path) -> CommandResult:
+    """Return what the run still lacks here, and how its trials ended; no worker is asked."""
+    missing, ends = missing_reason(folder, run), None
+    with contextlib.suppress(LedgerError, OSError):  # then `missing` is the reason
+        ends = count_statuses(Ledger(folder / LEDGER_FILE).entries.values())
+    text = missing or f"collected, {format_statuses(ends or {}, len(run.planned))}"
+    return plan_result(
+        [f"run {run.run_id}: {text}"], run=run.run_id, missing=missing, ends=ends, planned=len(run.planned)
+    )
 
 
 def collect_run(settings: Settings, run: RunRecord, folder: Path, *, may_be_open: bool = False) -> None:

@@ -172,10 +172,9 @@ def training_arm(settings: Settings, comparison: Comparison, seed: int, pairs: i
     """Return the short training of a configuration. Raises UsageError that names a setting of the section train."""
     configuration = trial_spec.with_training_row(settings, comparison.trial)
     trial_spec.check_trial(settings, configuration, f"quality: {comparison.label}")
-    trial = trial_spec.make_trial(settings, configuration, workers=1, max_hours=None)
-    if trial.training is None:
-        raise ValueError("a training has settings")
-    data = trial.training.data
+    trial = trial_spec.make_trial(settings, 1, configuration)
+    training = trial_spec.training_of(trial)
+    data = training.data
     if data.validation_file is None:
         data = dataclasses.replace(data, validation_share=max(HELD_OUT_SHARE, data.validation_share))
     rows = max(1, min(trial.micro_batch_size, MAX_ROW_TOKENS // trial.max_seq_len))
@@ -193,7 +192,7 @@ def training_arm(settings: Settings, comparison: Comparison, seed: int, pairs: i
             data=data,
             max_steps=settings.quality.steps,
             epochs=EPOCHS,
-            **{name: getattr(trial.training, name) for name in TRAINING_FIELDS},
+            **{name: getattr(training, name) for name in TRAINING_FIELDS},
         ),
     )
 

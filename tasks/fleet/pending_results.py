@@ -4,7 +4,6 @@ A run is pending until all its files are on this machine, or until the operator 
 clocks of this machine and of the cluster can differ by hours, and a run could seem older than its pods.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +43,15 @@ def pending_runs(results_folder: Path, target: Target, *, is_volume_kept: bool =
     Not covered: runs planned on another operator's machine.
     """
     pending = []
-    for folder, run, reason in _incomplete(results_folder):
-        if run is None:
-            pending.append(PendingRun(folder=folder, description=f"{folder.name}: {reason}"))
+    for path in sorted(results_folder.glob(f"*/{RUN_FILE}")):
+        folder = path.parent
+        if folder.is_symlink() or (folder / DISCARDED_FILE).exists():  # latest is a link
+            continue
+        try:
+            run = RunRecord.read(path)
+        except ResultError as error:
+            text = f"{folder.name}: cannot be read, so it may not be collected: {error}"
+            pending.append(PendingRun(folder=folder, description=text))
             continue
         # Compare addresses, not context names: a context can be renamed while the pods stay the same.
         cluster, connector = run.provenance.get("cluster") or {}, CONNECTORS.get(run.fleet_kind)
@@ -55,32 +60,10 @@ def pending_runs(results_folder: Path, target: Target, *, is_volume_kept: bool =
         is_safe = run.suite == TRAIN or (is_volume_kept and not _is_open(folder))
         if connector is None or not connector.is_cluster or not is_on_target:
             continue
-        if not (is_safe and _has_shared_results(run)):
+        reason = missing_reason(folder, run)
+        if reason is not None and not (is_safe and _has_shared_results(run)):
             pending.append(PendingRun(folder=folder, description=f"run {run.run_id}: {reason}"))
     return pending
-
-
-def incomplete_runs(results_folder: Path) -> list[str]:
-    """List the names of runs over any fleet that are not known to be collected, without discarded ones."""
-    return [folder.name for folder, _, _ in _incomplete(results_folder)]
-
-
-def _incomplete(results_folder: Path) -> Iterator[tuple[Path, RunRecord | None, str]]:
-    """Yield folder, record and what is missing of each run that is neither collected nor discarded.
-
-    The record is None if it cannot be read.
-    """
-    for path in sorted(results_folder.glob(f"*/{RUN_FILE}")):
-        folder = path.parent
-        if folder.is_symlink() or (folder / DISCARDED_FILE).exists():  # latest is a link
-            continue
-        try:
-            run = RunRecord.read(path)
-        except ResultError as error:
-            yield folder, None, f"cannot be read, so it may not be collected: {error}"
-            continue
-        if (reason := missing_reason(folder, run)) is not None:
-            yield folder, run, reason
 
 
 def foreign_active_jobs(results_folder: Path, cluster: Cluster, pods: PodsSection) -> list[str]:

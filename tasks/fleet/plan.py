@@ -152,13 +152,12 @@ def with_derived(trials: Sequence[Trial], inputs: Mapping[str, Any]) -> tuple[Tr
     )
 
 
-def read_trials(
-    settings: Settings, file: str, only: Sequence[str] | None, *, flag: str = "bench: --trial-file"
-) -> tuple[Trial, ...]:
+def read_trials(settings: Settings, file: str, only: Sequence[str] | None) -> tuple[Trial, ...]:
     """Read trials from a file; those without data options have those of the settings.
 
     Raises UsageError, which names the flag.
     """
+    flag = "bench: --trial-file"
     path = settings.resolve_typed_path(file)
     with file_errors(f"{flag}: {display_path(path)}: cannot be read"):
         text = read_regular(path, max_bytes=MAX_BYTES).decode("utf-8-sig")

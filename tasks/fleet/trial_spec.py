@@ -1,4 +1,4 @@
-"""The trial of a training, built from settings, flags and a trial file."""
+"""The trial of a training, built from settings, flags and the configuration that a benchmark recommends."""
 
 import dataclasses
 import json
@@ -17,13 +17,19 @@ from tasks.fleet.declared import (
     option_values,
     setting_errors,
 )
-from tasks.fleet.plan import read_trials
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.layers import Settings
 
 TRIAL_ID = "train"
 # Measured on a 7B shape and on SmolLM2 with 12 seeds: docs/performance.md
 INT8_OFFER = "train.matmul: int8 takes 0.61 of the time of a step on an H200, at a held-out loss of at most +0.05 %"
+
+
+def training_of(trial: Trial) -> Training:
+    """Return the settings of a trial that is a training."""
+    if trial.training is None:
+        raise ValueError("only a training has such settings")
+    return trial.training
 
 
 def training_data(settings: Settings) -> TrainingData:
@@ -58,15 +64,6 @@ def worker_count(settings: Settings, flag: int | None) -> int:
     return count
 
 
-def read_trial(settings: Settings, file: str) -> Trial:
-    """Read the only trial of a file, which can be trained. Raises UsageError."""
-    flag = "train: --trial-file"
-    trials = read_trials(settings, file, None, flag=flag)
-    if len(trials) != 1:
-        raise UsageError(f"{flag}: {file}: expected one trial, found {len(trials)}", remedy="name a file with one")
-    return check_trial(settings, trials[0], f"{flag}: {file}")
-
-
 def check_trial(settings: Settings, trial: Trial, source: str) -> Trial:
     """Return the trial. Raises UsageError if it is for another model or trains nothing."""
     if not (trial.workload.has_steps or trial.workload.has_training):
@@ -89,8 +86,8 @@ def with_training_row(settings: Settings, trial: Trial) -> Trial:
     return dataclasses.replace(trial, **row)
 
 
-def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, max_hours: float | None) -> Trial:
-    """Build the training's trial over `workers` ranks; `file_trial` comes from the trial file.
+def make_trial(settings: Settings, workers: int, configuration: Trial | None = None) -> Trial:
+    """Build the training's trial over `workers` ranks; a benchmark's `configuration` replaces that of the settings.
 
     Raises UsageError, which names the setting.
     """
@@ -99,7 +96,7 @@ def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, ma
         values = declared_values(Training, train)
         if train.rows_per_step is None:
             values["rows_per_step"] = max(workers, values["rows_per_step"])
-        training = Training(data=data, max_hours=max_hours, **values)
+        training = Training(data=data, **values)
         trial = Trial(
             name=TRIAL_ID,
             reason="the training of this run",
@@ -116,13 +113,13 @@ def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, ma
             derive=open_fields(settings),
             **declared_values(Trial, train),
         )
-    if file_trial is None:
+    if configuration is None:
         return trial
     return dataclasses.replace(
         trial,
-        training=dataclasses.replace(training, data=dataclasses.replace(data, max_seq_len=file_trial.max_seq_len)),
+        training=dataclasses.replace(training, data=dataclasses.replace(data, max_seq_len=configuration.max_seq_len)),
         derive=tuple(name for name in trial.derive if name not in CONFIGURATION_FIELDS),
-        **{name: getattr(file_trial, name) for name in CONFIGURATION_FIELDS},
+        **{name: getattr(configuration, name) for name in CONFIGURATION_FIELDS},
     )
 
 

@@ -170,16 +170,6 @@ class TrainingFleet:
     max_restarts: int = setting(
         10, "restarts after a lost or preempted worker; then `inv train --resume` continues", ge=0, le=1_000
     )
-    budget_usd: float | None = setting(
-        None,
-        "budget; the training stops there with a checkpoint; null: no limit",
-        unit="US dollars",
-        gt=0,
-        le=10_000_000,
-    )
-    max_hours: float | None = setting(
-        None, "time limit; the training stops there with a checkpoint; null: no limit", unit="hours", gt=0, le=8760
-    )
 
 
 TRAIN_RECORDS = (TrainingInputs, TrainingData, Trial, Training, TrainingFleet)

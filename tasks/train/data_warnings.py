@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bench.records import Trial
 from bench.records.training import DataReport, Training
+from tasks.fleet.trial_spec import training_of
 
 ENOUGH_STEPS, AT_RATE = 30, 2e-4  # at a higher learning rate fewer steps move an adapter as far
 MAX_RATE = 2e-3  # the highest learning rate that is proposed
@@ -53,9 +54,7 @@ def _warn(code: str, **values: float | str) -> DataWarning:
 
 def find_warnings(report: DataReport, trial: Trial, steps: int) -> list[DataWarning]:
     """Return the warnings about a training of so many steps on this data."""
-    training = trial.training
-    if training is None:
-        raise ValueError("only a training has a data report")
+    training = training_of(trial)
     return [*_amount(report, training, trial.learning_rate, steps), *_content(report, training)]
 
 

@@ -21,7 +21,7 @@ from bench.records import Trial, schema, student
 from bench.records.forecast import Forecast
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
-from bench.records.training import LIMITS, DataReport, TrainingRecord
+from bench.records.training import DataReport, TrainingRecord
 from bench.records.units import format_gib
 from remote.hosts.host_protocol import Host
 from reports.read import attempts
@@ -35,7 +35,6 @@ from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.fleet.pricing import worker_price
 from tasks.fleet.run_store import newest_results, newest_trainings
 from tasks.settings.layers import Settings
-from tasks.settings.sections import TrainSection
 
 COMPARED_FIELDS = (
     *("recipe", "max_seq_len", "micro_batch_size", "base_precision", "optimizer", "layout", "model"),
@@ -71,8 +70,7 @@ class TrainingForecast:
     """A predicted training. `seconds` is the time of all steps, None if unknown; `basis` names the source of the time.
 
     `parts` are the times of start-up, evaluations, checkpoints and scores, by PARTS; `usd` is of all. `peak_bytes` is
-    None without a GPU. `max_hours` is the limit set by `limiting_setting`. `fallback` is the recipe that will be built
-    instead of the trial's, with the reason.
+    None without a GPU. `fallback` is the recipe that will be built instead of the trial's, with the reason.
     """
 
     steps: int
@@ -84,7 +82,6 @@ class TrainingForecast:
     peak_bytes: int | None
     memory_bytes: int | None
     max_hours: float | None = None
-    limiting_setting: str = next(iter(LIMITS))
     fallback: str | None = None
     parts: Mapping[str, Amount] = field(default_factory=dict)
 
@@ -180,16 +177,12 @@ def check_limits(settings: Settings, trial: Trial, probe: ProbeResult) -> None:
 
 
 def check_time_limit(predicted: TrainingForecast) -> None:
-    """Raise UsageError if the limit in hours or dollars ends before the first step."""
+    """Raise UsageError if the limit ends before the first step."""
     if predicted.max_hours is None:
         return
     seconds = predicted.max_hours * 3600.0
     if seconds < MIN_LIMIT_SEC or predicted.steps_within_limit == 0:
-        raise UsageError(
-            f"{predicted.limiting_setting}: it ends after {seconds:.2g} s on {predicted.workers} workers, before the "
-            "first step",
-            remedy="raise it, or train on fewer workers",
-        )
+        raise UsageError(f"train.max_hours: it ends after {seconds:.2g} s, before the first step", remedy="raise it")
 
 
 def run_inputs(trial: Trial, probe: ProbeResult, predicted: TrainingForecast) -> dict[str, Any]:
@@ -208,41 +201,6 @@ def pin_inputs(trial: Trial, probe: ProbeResult) -> Trial:
         return trial
     digests = {trial.model: probe.forecast.model_sha256, **{file.path: file.sha256 for file in probe.data.files}}
     return dataclasses.replace(trial, training=dataclasses.replace(trial.training, input_digests=digests))
-
-
-def limit_hours(train: TrainSection, usd_per_hour: float | None, workers: int) -> tuple[float | None, str]:
-    """Return the smaller of the limits in hours and dollars, in hours of `workers`, and the setting it comes from.
-
-    `usd_per_hour` is the price of one worker. Without limits the hours are None and the setting is train.max_hours.
-    Raises UsageError for a budget without a price.
-    """
-    hours_setting, budget_setting = LIMITS
-    if train.budget_usd is None:
-        return train.max_hours, hours_setting
-    if usd_per_hour is None:
-        raise UsageError(
-            "train.budget_usd: no price is known for these workers",
-            remedy="set cost.price_usd_per_gpu_hour and cost.price_source, or remove the budget",
-        )
-    hours = train.budget_usd / (usd_per_hour * workers)
-    if train.max_hours is not None and train.max_hours <= hours:
-        return train.max_hours, hours_setting
-    return hours, budget_setting
-
-
-def cap_steps(settings: Settings, trial: Trial, device: str) -> Trial:
-    """Return the trial limited to the hours that train.max_hours and train.budget_usd allow.
-
-    `device` is "" if unknown. Raises UsageError.
-    """
-    price = worker_price(settings, device)
-    usd_per_hour = None if price is None else price.usd_per_gpu_hour
-    hours, limiting_setting = limit_hours(settings.train, usd_per_hour, trial.world_size)
-    if trial.training is None:
-        return trial
-    return dataclasses.replace(
-        trial, training=dataclasses.replace(trial.training, max_hours=hours, limited_by=limiting_setting)
-    )
 
 
 def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingForecast:
@@ -274,7 +232,6 @@ def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingFor
         peak_bytes=probe.forecast.peak_bytes,
         memory_bytes=probe.forecast.gpu_memory_bytes,
         max_hours=training.max_hours,
-        limiting_setting=training.limited_by,
         fallback=None if probe.forecast.recipe == trial.recipe else probe.forecast.recipe,
         parts=_parts(settings, trial, probe, row, steps),
     )

@@ -25,6 +25,7 @@ from tasks.clients.worker_queries import translate_host_errors
 from tasks.errors import ConfirmationRequired, UsageError, translate_errors
 from tasks.fleet.collect import WEIGHTS_FILE
 from tasks.fleet.run_store import find_run
+from tasks.fleet.trial_spec import training_of
 from tasks.settings.layers import Settings
 
 SETTING, CONFIG_FILE = "train.init_adapter", "adapter_config.json"
@@ -125,14 +126,16 @@ def check(adapter: InitAdapter, trial: Trial, model_sha256: str) -> None:
             f"that at model.path is {model_sha256[:12]})",
             remedy="set model.path to its base, or name another adapter",
         )
-    is_rank_stabilized = trial.training is not None and trial.training.rank_stabilized
-    expected = {"r": trial.lora_rank, "lora_alpha": trial.lora_alpha, "use_rslora": is_rank_stabilized}
-    names = {"r": "train.lora_rank", "lora_alpha": "train.lora_alpha", "use_rslora": "train.rank_stabilized"}
-    for key, value in expected.items():
+    expected = (
+        ("r", "train.lora_rank", trial.lora_rank),
+        ("lora_alpha", "train.lora_alpha", trial.lora_alpha),
+        ("use_rslora", "train.rank_stabilized", training_of(trial).rank_stabilized),
+    )
+    for key, setting, value in expected:
         if adapter.config.get(key, False) != value:
             raise UsageError(
-                f"{SETTING}: {adapter.folder}: {key} is {str(adapter.config.get(key))[:40]}, {names[key]} is {value}",
-                remedy=f"set {names[key]} to the adapter's value",
+                f"{SETTING}: {adapter.folder}: {key} is {str(adapter.config.get(key))[:40]}, {setting} is {value}",
+                remedy=f"set {setting} to the adapter's value",
             )
     targets = adapter.config.get("target_modules")
     if not isinstance(targets, list) or set(map(str, targets)) != set(trial.lora_targets):
@@ -149,10 +152,8 @@ def begin_from(adapter: InitAdapter, trial: Trial, model_sha256: str, job: Mappi
 
     Raises UsageError if it does not fit the training.
     """
-    if trial.training is None:
-        return trial
     check(adapter, trial, model_sha256)
-    training = dataclasses.replace(trial.training, init_adapter=_path_for(adapter, job), init_sha256=adapter.sha256)
+    training = dataclasses.replace(training_of(trial), init_adapter=_path_for(adapter, job), init_sha256=adapter.sha256)
     return dataclasses.replace(trial, training=training)
 
 

@@ -33,7 +33,7 @@ MAX_EXAMPLE_CHARS = 1200
 def show_report(out: Console, probe: ProbeResult, trial: Trial, predicted: TrainingForecast) -> None:
     """Print the data report and the forecast."""
     report = probe.data
-    for line in (*data_lines(report, training_of(trial)), *summary_lines(probe, trial, predicted)):
+    for line in (*data_lines(report, trial_spec.training_of(trial)), *summary_lines(probe, trial, predicted)):
         out.print(Text(escape_controls(line)))
     out.print(_files(report))
     out.print(_lengths(report))
@@ -43,13 +43,6 @@ def show_report(out: Console, probe: ProbeResult, trial: Trial, predicted: Train
         out.print(Text(f"Text in {' '.join(TARGET_MARKS)} is trained on."))
     for number, example in enumerate(report.shown, start=1):
         out.print(_example(number, example))
-
-
-def training_of(trial: Trial) -> Training:
-    """Return the settings of a trial that is a training."""
-    if trial.training is None:
-        raise ValueError("only a training has a data report")
-    return trial.training
 
 
 def summary_lines(probe: ProbeResult, trial: Trial, predicted: TrainingForecast) -> list[str]:
@@ -96,8 +89,8 @@ def headline(predicted: TrainingForecast) -> list[str]:
         lines.append(f"time of the steps: {predicted.basis}")
     if predicted.steps_within_limit is not None:
         lines.append(
-            f"! {predicted.limiting_setting} stops it after about {predicted.steps_within_limit:,} of these steps; "
-            "raise that setting, or train fewer steps (train.max_steps)"
+            f"! train.max_hours stops it after about {predicted.steps_within_limit:,} of these steps; "
+            "raise it, or train fewer steps (train.max_steps)"
         )
     if predicted.price is None:
         unknown = "dollars: unknown, no price is known for these workers (cost.price_usd_per_gpu_hour)"
@@ -135,14 +128,9 @@ def _unpacked(report: DataReport) -> list[str]:
     ]
 
 
-def show_plan(
-    out: Console,
-    trial: Trial,
-    probe: ProbeResult,
-    names: Sequence[str],
-) -> None:
+def show_plan(out: Console, trial: Trial, probe: ProbeResult, names: Sequence[str]) -> None:
     """Print the settings of a planned training, and its workers."""
-    training = trial.training
+    training = trial_spec.training_of(trial)
     rows = plain_table("setting", "value")
     values: dict[str, object] = {
         "model": trial.model,
@@ -151,15 +139,10 @@ def show_plan(
         "recipe": f"{probe.forecast.recipe}, {trial.base_precision}, {trial.optimizer}",
         "adapters": f"rank {trial.lora_rank} on {', '.join(trial.lora_targets)}",
         "row": f"{trial.micro_batch_size} x {trial.max_seq_len} tokens",
+        "step": count(training.rows_per_step, "row"),
+        "learning rate": f"{trial.learning_rate:g}, {training.schedule}",
+        "stops after": "no limit" if training.max_hours is None else f"{training.max_hours:.3g} hours",
     }
-    if training is not None:
-        values |= {
-            "step": count(training.rows_per_step, "row"),
-            "learning rate": f"{trial.learning_rate:g}, {training.schedule}",
-            "stops after": "no limit"
-            if training.max_hours is None
-            else f"{training.max_hours:.3g} hours ({training.limited_by})",
-        }
     for name, value in values.items():
         rows.add_row(name, Text(escape_controls(str(value))))
     out.print(rows)

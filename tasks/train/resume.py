@@ -20,14 +20,13 @@ from tasks.fleet import runner
 from tasks.fleet.collect import collect_run
 from tasks.fleet.run_store import TRAIN, point_latest_at
 from tasks.fleet.training_job import open_job
-from tasks.fleet.trial_spec import TRIAL_ID
+from tasks.fleet.trial_spec import TRIAL_ID, training_of
 from tasks.settings.layers import Settings
-from tasks.train import forecast
 from tasks.train.follow import follow, report_outcome
 from tasks.train.submit import submit
 
 # Settings without influence on the result: the current value always applies.
-OPERATOR_SETTINGS = {"workers", "max_restarts", "budget_usd", "max_hours"}
+OPERATOR_SETTINGS = {"workers", "max_restarts", "max_hours"}
 ALREADY_DONE = "succeeded, nothing to resume"
 
 
@@ -120,7 +119,8 @@ def _describe_state(settings: Settings, run: RunRecord, entry: Entry | None) -> 
 def _next_turn(settings: Settings, run: RunRecord, entry: Entry) -> RunRecord:
     """Return the plan of the training's next turn, with the current limits."""
     (planned,), inputs = run.planned, run.provenance["inputs"]
-    trial = forecast.cap_steps(settings, planned.trial, inputs.get("device", ""))
+    training = dataclasses.replace(training_of(planned.trial), max_hours=settings.train.max_hours)
+    trial = dataclasses.replace(planned.trial, training=training)
     last_attempt = max((attempt.number for attempt in entry.attempts), default=0)
     job = {**inputs["job"], "turn": inputs["job"]["turn"] + 1, "after": last_attempt}
     return dataclasses.replace(

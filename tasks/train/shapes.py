@@ -21,6 +21,7 @@ from reports.summary.prices import PriceTable
 from tasks.cli.terminal import plain_table
 from tasks.errors import escape_controls
 from tasks.fleet.pricing import hosted_price, price_table
+from tasks.fleet.trial_spec import training_of
 from tasks.settings.layers import Settings
 from tasks.train.forecast import ProbeResult, measured_step
 
@@ -48,26 +49,21 @@ class ShapeCost:
 def shape_costs(settings: Settings, trial: Trial, probe: ProbeResult, steps: int) -> list[ShapeCost]:
     """Return a row for each shape of the price table, the cheapest first. Raises UsageError for an invalid table."""
     table = price_table(settings)
-    if table is None or trial.training is None:
+    if table is None:
         return []
     rows = [_shape_cost(settings, trial, probe, table, name, steps) for name in table.shapes]
     return sorted(rows, key=lambda row: (row.fits is False, math.inf if row.usd is None else row.usd.value))
 
 
 def _shape_cost(
-    settings: Settings,
-    trial: Trial,
-    probe: ProbeResult,
-    table: PriceTable,
-    name: str,
-    steps: int,
+    settings: Settings, trial: Trial, probe: ProbeResult, table: PriceTable, name: str, steps: int
 ) -> ShapeCost:
     shape = table.shapes[name]
     row = ShapeCost(shape=name, gpu=shape.gpu, gpus=shape.gpus, basis=UNKNOWN)
     chip = next((each for each in probe.forecast.chips if each.name == shape.gpu), None)
-    if chip is None or trial.training is None:
+    if chip is None:
         return row
-    rows_per_rank = math.ceil(trial.training.rows_per_step / shape.gpus)
+    rows_per_rank = math.ceil(training_of(trial).rows_per_step / shape.gpus)
     step = measured_step(settings, trial, probe, shape.gpu, rows_per_rank)
     basis = ESTIMATED if step is None else MEASURED
     if step is None:
@@ -85,8 +81,8 @@ def _shape_cost(
 
 def hosted_line(settings: Settings, trial: Trial, probe: ProbeResult, steps: int) -> str | None:
     """Return what a hosted service would charge for the same tokens; None if its price per token is not set."""
-    hosted, training = hosted_price(settings), trial.training
-    if hosted is None or hosted.usd_per_million_tokens is None or training is None:
+    hosted, training = hosted_price(settings), training_of(trial)
+    if hosted is None or hosted.usd_per_million_tokens is None:
         return None
     rows = min(steps * training.rows_per_step, probe.data.rows * training.epochs)
     tokens = probe.data.tokens * rows / max(1, probe.data.rows)

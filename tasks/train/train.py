@@ -44,7 +44,7 @@ def check_data(context: Context) -> CommandResult:
     """Show the data report and the forecast."""
     settings = load(context)
     hosts = fleet_hosts(settings)
-    trial = trial_spec.make_trial(settings, None, workers=trial_spec.worker_count(settings, None), max_hours=None)
+    trial = trial_spec.make_trial(settings, trial_spec.worker_count(settings, None))
     probe = forecast.probe_workers(settings, hosts, trial)
     trial = trial.with_derived(probe.forecast.derived)
     predicted = forecast.predict(settings, trial, probe)
@@ -72,12 +72,11 @@ class TrainRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The trial with its limits, and the results of a worker's look at model and data.
+    """Results of a worker's look at model and data.
 
     `probe` and `predicted` are None if no worker answers. `hosted` is the price of a hosted service.
     """
 
-    trial: Trial
     probe: ProbeResult | None = None
     predicted: TrainingForecast | None = None
     shapes: Sequence[ShapeCost] = ()
@@ -111,7 +110,7 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
         force=True,
         partial=True,
     )
-    sources = {"--resume": options.resume, "--trial-file": options.trial_file, "--from": options.from_run}
+    sources = {"--resume": options.resume, "--from": options.from_run}
     sources["--matmul"] = ("train", "matmul") in getattr(context.config, "typed_settings", ())
     refuse_several("train", sources)
     if options.resume:
@@ -137,21 +136,18 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
 
 def read_request(settings: Settings, options: TrainOptions) -> TrainRequest:
     """Read what settings and flags ask for. Raises UsageError and ConfirmationRequired."""
-    file_trial = None
+    configuration = None
     if options.from_run is not None:
         source = find_run(settings.results_folder, options.from_run)
         from tasks.train import recommended  # its libraries take 0.4 s
 
-        file_trial, lines = recommended.recommended_trial(settings, source)
+        configuration, lines = recommended.recommended_trial(settings, source)
         print(*map(escape_controls, lines), sep="\n")
     count = trial_spec.worker_count(settings, options.workers)
-    if options.trial_file is not None:
-        file_trial = trial_spec.read_trial(settings, options.trial_file)
-    trial = trial_spec.make_trial(settings, file_trial, workers=count, max_hours=settings.train.max_hours)
     is_over_pods = settings.connector.is_cluster
     hosts: Sequence[Host] = fleet_hosts(settings)[:count] if not is_over_pods else _answering_pod(settings)
     return TrainRequest(
-        trial=trial,
+        trial=trial_spec.make_trial(settings, count, configuration),
         workers=[f"worker-{rank}" for rank in range(count)] if is_over_pods else [host.name for host in hosts],
         hosts=hosts,
         job=job_facts(settings, "" if is_over_pods else f"{hosts[0].workdir}/runs", count),
@@ -172,14 +168,13 @@ def _answering_pod(settings: Settings) -> Sequence[Host]:
 def gather_facts(settings: Settings, request: TrainRequest) -> Facts:
     """Have the workers check model and data, and predict the training. Raises UsageError."""
     if not request.hosts:
-        return Facts(trial=forecast.cap_steps(settings, request.trial, ""))
-    probe = forecast.probe_workers(settings, request.hosts, request.trial)
-    forecast.check_limits(settings, request.trial, probe)
-    trial = forecast.cap_steps(settings, request.trial, probe.device)
+        return Facts()
+    trial = request.trial
+    probe = forecast.probe_workers(settings, request.hosts, trial)
+    forecast.check_limits(settings, trial, probe)
     known = trial.with_derived(probe.forecast.derived)
     predicted = forecast.predict(settings, trial, probe)
     return Facts(
-        trial=trial,
         probe=probe,
         predicted=predicted,
         shapes=[] if probe.forecast.gpu is None else shapes.shape_costs(settings, known, probe, predicted.steps),
@@ -189,7 +184,7 @@ def gather_facts(settings: Settings, request: TrainRequest) -> Facts:
 
 def plan_training(request: TrainRequest, facts: Facts) -> TrainPlan:
     """Plan the training; settings that follow from the data stay open for its attempts. Raises UsageError."""
-    trial, inputs = facts.trial, {"job": request.job, "model": {"path": request.trial.model}}
+    trial, inputs = request.trial, {"job": request.job, "model": {"path": request.trial.model}}
     lines, probe, predicted = [NO_VOLUME] if request.job.get("keeps_pod") else [], facts.probe, facts.predicted
     if probe is None or predicted is None:
         lines.append(NO_WORKER)

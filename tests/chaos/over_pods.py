@@ -57,7 +57,7 @@ class PodsTarget:
             self._set(memory=f"{chooser.randrange(64, 80)}Mi")
             return ("deploy",)
         if runs and chooser.random() < 0.3:
-            return ("collect", "--all") if chooser.random() < 0.5 else ("collect",)
+            return ("collect",)
         if runs and chooser.random() < 0.5:
             return ("bench", "--resume")
         return ("bench", "--quick", "--only=baseline", f"--repeats={chooser.randrange(1, 4)}")
@@ -92,8 +92,7 @@ class PodsTarget:
             assert None not in ends, "exit 1, and a trial has no end"
             assert set(ends) != {TrialStatus.SUCCEEDED}, "exit 1, and every trial succeeded"
         elif done.code == 0 and done.command[0] == "collect":
-            for run in self._runs() if "--all" in done.command else [self._newest()]:
-                self._check_collected(run)
+            self._check_collected(self._newest())
 
     def finish(self, at_last: Callable[..., CommandResult]) -> None:
         if len([pod for pod in self.pods.live() if pod["ready"]]) < PODS:
@@ -106,8 +105,8 @@ class PodsTarget:
             if any(map(ledger.needs_work, ledger.entries)):
                 at_last("bench", f"--resume={run.name}")
             self._check_all_succeeded(run)
-        if self._digests:
-            at_last("collect", "--all")
+        for run in self._runs():
+            at_last("collect", f"--run={run.name}")
         at_last("deploy")
         self.pods.wait_ready()
         wait_for(lambda: not self._running_trials(), "no trial is left running in a pod")

@@ -24,7 +24,7 @@ from bench.qlora.step import sized_config
 from bench.records import Trial, schema
 from bench.records.score import TrainingScore, TrainingTime
 from bench.records.status import Outcome, ReasonCode
-from bench.records.training import LIMITS, DataReport, DerivedSettings, Evaluation, TrainingRecord
+from bench.records.training import DataReport, DerivedSettings, Evaluation, TrainingRecord
 from bench.workloads.finetune import checkpoint, resume, training_set
 from bench.workloads.finetune.checkpoint import State
 from bench.workloads.finetune.derived import derive
@@ -276,8 +276,7 @@ def _lead(launcher: RankLauncher, ranks: Ranks, record: Record, inputs: Inputs, 
         record.log(f"stopped after step {training_log.step}, {training_log.newest_checkpoint}")
         raise
     if training_log.stop == "max_hours":
-        limit = training.limited_by
-        raise Stopped(LIMITS[limit], f"stopped by {limit} after step {training_log.step}")
+        raise Stopped(ReasonCode.MAX_HOURS, f"stopped by train.max_hours after step {training_log.step}")
     if training_log.stop == "stopped":
         raise Stopped(
             ReasonCode.WORKER_STOPPED, f"one of its workers was told to stop; {training_log.newest_checkpoint}"

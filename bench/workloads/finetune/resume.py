@@ -8,9 +8,8 @@ complete checkpoint with other data, another model or other settings is rejected
 import contextlib
 import dataclasses
 import json
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from bench.data.inputs import InputError, InputRejected
 from bench.machine.fingerprint import code_digest
 from bench.records import Trial, schema
 from bench.records.atomic_files import sha256_of, write_atomic
-from bench.records.paths import HELD_VARIABLE, RESTARTS_FILE
-from bench.records.training import BUDGET_LIMIT, Restart, Training
+from bench.records.paths import RESTARTS_FILE
+from bench.records.training import Restart
 from bench.records.units import format_mib
 from bench.workloads.finetune import checkpoint
 from bench.workloads.finetune.checkpoint import BrokenCheckpoint, Identity, State
@@ -31,7 +30,7 @@ MUTABLE_SETTINGS = {
     *("layout", "warmup_steps", "measured_steps", "new_tokens", "gradient_accumulation_steps"),
     *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers"),
     *("training.data", "training.checkpoint_sec", "training.keep_checkpoints", "training.max_hours"),
-    *("training.limited_by", "training.input_digests", "training.init_adapter", "derive"),
+    *("training.input_digests", "training.init_adapter", "derive"),
     *("training.score", "training.score_rows"),
 }
 # Not mutable in the recipe `fast`: a recomputed layer starts from its input in bf16, so its gradients differ.
@@ -172,21 +171,3 @@ def check_free_space(checkpoints: Path, needed: int) -> None:
             f"{checkpoints}: {format_mib(free)} free, checkpoints need {format_mib(needed)}",
             remedy="free some space, or use a folder on another disk",
         )
-
-
-def max_training_sec(training: Training, earlier_sec: float, environment: Mapping[str, str] = os.environ) -> float:
-    """Return the training time at which this attempt stops; infinity without a limit.
-
-    `earlier_sec` is the training time of the checkpoint. A limit in hours counts only that. A budget also counts
-    repeated steps and waits for lost workers: HELD_VARIABLE has the time for which the workers were held. Rank 0 knows
-    it, and all ranks stop with rank 0.
-    """
-    if training.max_hours is None:
-        return math.inf
-    max_sec = training.max_hours * 3600.0
-    try:
-        held_sec = float(environment.get(HELD_VARIABLE, ""))
-    except ValueError:  # not set
-        return max_sec
-    is_counted = training.limited_by == BUDGET_LIMIT and math.isfinite(held_sec)
-    return max_sec - max(0.0, held_sec - earlier_sec) if is_counted else max_sec

@@ -28,7 +28,7 @@ from bench.workloads.finetune.checkpoint_manager import (
     load_init_adapter,
     write_adapter,
 )
-from bench.workloads.finetune.resume import ResumePoint, check_free_space, max_training_sec
+from bench.workloads.finetune.resume import ResumePoint, check_free_space
 from bench.workloads.finetune.score import Scoring
 from bench.workloads.finetune.scoring import StopRequested, TrainContext, TrainingScorer
 from bench.workloads.finetune.steps import (
@@ -139,7 +139,7 @@ class Trainer:
         """Train to the end, or until a stop request. Raises NonFiniteLoss, NoTrainableTokens and RanksDiffer."""
         training = self.training
         started, earlier_sec = self.context.started, self.state.seconds
-        max_sec = max_training_sec(training, earlier_sec)
+        max_sec = math.inf if training.max_hours is None else training.max_hours * 3600.0
         last_checkpoint = time.monotonic()
         self._add_time("loading_sec", started)
         self._evaluate_if_due()  # before the first step, or after a stop between step and evaluation

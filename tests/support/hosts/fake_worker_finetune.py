@@ -30,7 +30,7 @@ from bench.records.atomic_files import write_atomic
 from bench.records.paths import RESTARTS_FILE
 from bench.records.run import Progress
 from bench.records.status import ReasonCode, TrialStatus
-from bench.records.training import LIMITS, Evaluation, Restart, TrainedSteps, TrainingRecord
+from bench.records.training import Evaluation, Restart, TrainedSteps, TrainingRecord
 from bench.workloads.finetune import training_set
 from bench.workloads.ranks.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
 
@@ -133,7 +133,7 @@ def measure(record: Record, _inputs: Inputs, stops: StopSignals) -> None:
             _publish_progress(record, done, steps, checkpoint_step)
             if spec.max_hours is not None and (time.monotonic() - began) / 3600 > spec.max_hours:
                 _write_checkpoint(folder, done, total)
-                raise Stopped(LIMITS[spec.limited_by], f"stopped by {spec.limited_by} at step {done}")
+                raise Stopped(ReasonCode.MAX_HOURS, f"stopped by train.max_hours at step {done}")
     _write_results(record, total, steps, stop, restarts)
 
 

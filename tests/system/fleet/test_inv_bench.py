@@ -138,7 +138,7 @@ def test_every_trial_of_every_suite_is_measured_collected_and_reported(project) 
 def test_collect_heals_what_was_damaged_here_and_is_idempotent(project) -> None:
     project.inv("bench", "--quick", "--only=optimized", "collect")
     (project.run_folder() / "SHA256SUMS").unlink()
-    again = project.inv("collect", "--all")
+    again = project.inv("collect")
     assert "fetched 0 files" in again.stdout
     assert "missing: " not in again.stdout
     sums = subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=project.run_folder(), check=False)

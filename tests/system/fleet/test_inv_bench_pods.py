@@ -79,7 +79,7 @@ def test_a_benchmark_tears_the_fleet_down_unless_results_of_another_are_in_its_p
     assert "never collected" in refused.stderr
     assert (pods.run_folder() / "SHA256SUMS").is_file()
     assert cluster.kubectl("get", "job", "ours").returncode == 0
-    pods.inv("collect", "--all")
+    pods.inv("collect")
     assert "deleted 2 objects" in pods.inv("bench", "--resume", *teardown).stdout
     assert cluster.kubectl("get", "job", "ours").returncode == 1
 

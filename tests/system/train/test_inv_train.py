@@ -144,9 +144,9 @@ def test_ctrl_c_detaches_from_the_training_and_cancel_stops_it_with_a_checkpoint
     assert collected_adapter(project) == SUM_OF_STEPS
 
 
-def test_a_training_stops_at_its_budget_goes_on_with_a_larger_one_and_can_be_repeated(project, hold_file: Path) -> None:
-    limited = project.inv_error("train", "--workers", "1", code=3, INVOKE_TRAIN_BUDGET_USD="0.05")
-    assert "stopped by train.budget_usd at step" in limited
+def test_a_training_stops_at_its_limit_goes_on_with_a_larger_one_and_can_be_repeated(project, hold_file: Path) -> None:
+    limited = project.inv_error("train", "--workers", "1", code=3, INVOKE_TRAIN_MAX_HOURS="0.00014")
+    assert "stopped by train.max_hours at step" in limited
     assert "`inv train --resume=" in limited
     assert len(project.events("started")) == 1
     project.inv("train", "--resume")

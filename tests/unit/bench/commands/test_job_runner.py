@@ -4,7 +4,6 @@ import dataclasses
 import errno
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.commands import cli, job_runner
-from bench.commands.job_runner import JobRunner, attempt_numbers, held_sec, read_spec
+from bench.commands.job_runner import JobRunner, attempt_numbers, read_spec
 from bench.data.inputs import InputError
 from bench.records import Trial, schema
 from bench.records.paths import COLLECTED_FILE, JOB_SPEC_VARIABLE, NODE_ADDRESS
@@ -174,24 +173,6 @@ def test_the_first_pod_listens_at_its_own_address_and_not_at_a_name_of_two_pods(
     for rank, address in ((0, "train-0"), (1, "train-0.train")):
         monkeypatch.setattr(job_runner.socket, "gethostname", lambda rank=rank: f"train-{rank}")
         assert JobRunner(spec, rank, "train")._rendezvous_variables()[NODE_ADDRESS] == address
-
-
-def test_pods_are_held_from_a_turns_first_file_and_for_the_attempts_of_earlier_turns(
-    tmp_path: Path, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = spec_of(make_trial(), turn=2, after=1)
-    now = time.time()
-    for number, ages in ((1, (9000.0, 8900.0)), (2, (300.0, 200.0)), (3, (100.0,))):
-        folder = tmp_path / f"train.{number}"
-        folder.mkdir()
-        for age in ages:
-            (folder / str(age)).touch()
-            os.utime(folder / str(age), (now - age, now - age))
-    assert held_sec(spec, tmp_path) == pytest.approx(100.0 + 300.0, abs=60.0)
-    assert held_sec(spec, tmp_path / "train.1") == 0.0
-    fstat = os.fstat
-    monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((*fstat(file)[:8], int(now) + 7200, 0)))
-    assert held_sec(spec, tmp_path) == pytest.approx(100.0 + 7500.0, abs=1.0), "the clock of the volume's server"
 
 
 def test_a_pod_whose_disk_dies_with_it_waits_until_it_was_collected(

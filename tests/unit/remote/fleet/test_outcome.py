@@ -40,6 +40,5 @@ def test_only_ends_from_outside_are_transient(end: TrialStatus) -> None:
     assert Outcome(end).is_transient == (end in (TrialStatus.LOST, TrialStatus.PREEMPTED))
 
 
-@pytest.mark.parametrize("code", [ReasonCode.MAX_HOURS, ReasonCode.BUDGET_USD])
-def test_a_training_at_its_limit_is_not_retried(code: ReasonCode) -> None:
-    assert not Outcome.of(code, "stopped").is_transient
+def test_a_training_at_its_limit_is_not_retried() -> None:
+    assert not Outcome.of(ReasonCode.MAX_HOURS, "stopped").is_transient

@@ -18,8 +18,8 @@ def parsing(monkeypatch: pytest.MonkeyPatch) -> parser.Parser:
 
 
 def test_a_flag_after_a_flag_with_an_optional_value_is_not_its_value(parsing: parser.Parser) -> None:
-    _, train = parsing.parse_argv(["train", "--resume", "--trial-file=best.json"])
-    assert (train.args["resume"].value, train.args["trial-file"].value) == (True, "best.json")
+    _, train = parsing.parse_argv(["train", "--resume", "--from=best"])
+    assert (train.args["resume"].value, train.args["from"].value) == (True, "best")
 
 
 def test_the_name_of_a_task_is_no_file_to_check(parsing: parser.Parser) -> None:

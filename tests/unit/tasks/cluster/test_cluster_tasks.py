@@ -32,10 +32,8 @@ from tasks.cluster.node_list import shortage_message
 from tasks.cluster.pod_status import WaitPolicy
 from tasks.errors import ConfirmationRequired, UsageError
 from tasks.fleet.pending_results import (
-    DISCARDED_FILE,
     discard,
     has_training_ended,
-    incomplete_runs,
     pending_runs,
 )
 from tasks.settings.layers import load
@@ -202,17 +200,6 @@ def test_a_discarded_run_is_not_pending(tmp_path: Path, run: MakeRun, capsys: py
     discard(pending_runs(tmp_path, TARGET))
     assert capsys.readouterr().out.startswith("discarded: run r1: 1 of 1 ")
     assert pending_lines(tmp_path) == []
-
-
-def test_incomplete_runs_are_all_that_are_neither_collected_nor_discarded(tmp_path: Path, run: MakeRun) -> None:
-    run("planned")
-    end_trial(run("done-elsewhere", fleet_kind="local")[1])
-    (run("discarded")[0] / DISCARDED_FILE).touch()
-    folder, ledger = run("collected")
-    end_trial(ledger)
-    write_sums(folder, "trials/small/result.json")
-    (tmp_path / "latest").symlink_to("planned")
-    assert incomplete_runs(tmp_path) == ["done-elsewhere", "planned"]
 
 
 def test_a_training_whose_end_was_read_does_not_keep_its_job(tmp_path: Path, run: MakeRun) -> None:

@@ -4,7 +4,6 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from invoke import Context
@@ -16,29 +15,10 @@ from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import run_hosts
-from tasks.errors import RetryableError, SomeTrialsFailed
+from tasks.errors import RetryableError
 from tasks.fleet import collect
 from tasks.settings.layers import load
 from tests.support.reports import synthetic, training_run
-
-
-def test_a_run_that_fails_does_not_stop_the_others(
-    context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[str] = []
-
-    def collect_run(_settings: object, run: SimpleNamespace, *_: object) -> None:
-        tried.append(run.run_id)
-        if run.run_id in ("a", "c"):
-            raise RetryableError(f"{run.run_id}: its worker is gone")
-
-    monkeypatch.setattr(collect, "incomplete_runs", lambda _: ["a", "b", "c"])
-    monkeypatch.setattr(collect, "open_run", lambda _, name: (SimpleNamespace(run_id=name), None))
-    monkeypatch.setattr(collect, "collect_run", collect_run)
-    with pytest.raises(RetryableError) as raised:
-        collect.collect_runs(context(), None, all_runs=True)
-    assert str(raised.value).startswith("2 of 3 runs are ")
-    assert tried == ["a", "b", "c"]
 
 
 @pytest.fixture
@@ -110,28 +90,12 @@ def cancelled_run(project: Path) -> Path:
 def test_a_cancelled_trial_is_counted_as_what_it_is(
     context: Callable[..., Context], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = collect.collect_runs(context(), "r", all_runs=False, dry_run=True)
+    plan = collect.run_collect(context(), "r", dry_run=True)
     assert plan is not None
-    (row,) = plan.data["runs"]
-    assert (row["missing"], row["ends"]) == (None, {"SUCCEEDED": row["planned"] - 1, "CANCELLED": 1})
-    collect.collect_runs(context(), "r", all_runs=False)
+    ends = {"SUCCEEDED": plan.data["planned"] - 1, "CANCELLED": 1}
+    assert (plan.data["missing"], plan.data["ends"]) == (None, ends)
+    collect.run_collect(context(), "r")
     assert "1 CANCELLED" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("dry_run", [False, True])
-def test_a_run_that_cannot_be_opened_is_not_reported_as_collected(
-    dry_run: bool, cancelled_run: Path, context: Callable[..., Context]
-) -> None:
-    damaged = cancelled_run.with_name("damaged") / RUN_FILE
-    damaged.parent.mkdir()
-    damaged.write_text("{")
-    if dry_run:
-        plan = collect.collect_runs(context(), None, all_runs=True, dry_run=True)
-        assert plan is not None
-        assert [(row["run"], row["missing"] is None) for row in plan.data["runs"]] == [("damaged", False)]
-    else:
-        with pytest.raises(SomeTrialsFailed):
-            collect.collect_runs(context(), None, all_runs=True)
 
 
 def test_a_training_without_its_adapter_is_not_collected(tmp_path: Path) -> None:

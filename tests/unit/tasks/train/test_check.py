@@ -80,7 +80,7 @@ def test_a_validation_file_replaces_the_share(settings: MakeSettings) -> None:
 
 
 def trial_of(settings: Settings, workers: int = 1) -> Trial:
-    return trial_spec.make_trial(settings, None, workers=workers, max_hours=None)
+    return trial_spec.make_trial(settings, workers)
 
 
 def report_text(settings: Settings) -> str:
@@ -133,7 +133,7 @@ def test_the_answer_of_another_version_of_bench_is_an_error() -> None:
 
 def test_a_fallback_of_the_recipe_is_a_warning_and_stands_in_the_plan(settings: MakeSettings) -> None:
     fallback = "stock (fast is not supported: a base in bf16, not NF4)"
-    trial = trial_spec.make_trial(settings(base_precision="bf16"), None, workers=1, max_hours=None)
+    trial = trial_spec.make_trial(settings(base_precision="bf16"), 1)
     probe = make_probe(recipe=fallback)
     predicted = forecast.predict(settings(), trial, probe)
     assert f"! recipe {fallback}" in output.headline(predicted)
@@ -147,12 +147,12 @@ def test_only_settings_that_the_user_left_open_are_derived_and_named(settings: M
     derived = DerivedSettings(rows_per_step=2, warmup_share=0.1, gradient_checkpointing=False, checkpoint_every=2)
     fitted = {"micro_batch_size": 8, "gradient_checkpointing": True, "held_layers": 0, "optimizer": "adamw_torch"}
     trial = trial_of(settings(validation_fraction=0.1))
-    training = output.training_of(trial)
+    training = trial_spec.training_of(trial)
     assert (trial.derive, training.rows_per_step) == (("rows_per_step", "warmup_share", *fitted), 4)
     assert {name: getattr(trial, name) for name in fitted} == fitted
     assert trial.with_derived(derived).checkpoint_every == 2
     assert trial.with_derived(derived).derive == ()
-    planned = output.training_of(trial.with_derived(derived))
+    planned = trial_spec.training_of(trial.with_derived(derived))
     assert (planned.rows_per_step, planned.warmup_share) == (2, 0.1)
     assert planned.data == training.data
     lines = output.summary_lines(make_probe(derived=derived), trial, PREDICTED)
@@ -168,7 +168,7 @@ def test_only_settings_that_the_user_left_open_are_derived_and_named(settings: M
     assert trial_spec.INT8_OFFER in output.summary_lines(on_a_gpu, trial, PREDICTED)
     in_eight = dataclasses.replace(trial, matmul="int8")
     assert trial_spec.INT8_OFFER not in output.summary_lines(on_a_gpu, in_eight, PREDICTED)
-    assert output.training_of(trial_of(settings(), workers=4)).rows_per_step == 4
+    assert trial_spec.training_of(trial_of(settings(), workers=4)).rows_per_step == 4
     assert "validation_share" not in trial_of(settings(validation_file="v")).derive
     explicit = settings(rows_per_step=8, warmup_share=0.0, validation_fraction=0.0, **fitted)
     assert trial_of(explicit).derive == ()
@@ -207,13 +207,13 @@ def test_a_limit_that_stops_a_training_early_is_a_warning_of_the_forecast(
     max_hours: float | None, left: int | None
 ) -> None:
     seconds = Amount(value=3600.0, low=None, high=None)
-    limited = dataclasses.replace(PREDICTED, seconds=seconds, max_hours=max_hours, limiting_setting="train.budget_usd")
+    limited = dataclasses.replace(PREDICTED, seconds=seconds, max_hours=max_hours)
     warnings = [line for line in output.headline(limited) if line.startswith("!")]
     if left is None:
         assert warnings == []
     else:
         (warning,) = warnings
-        assert re.fullmatch(rf"! train\.budget_usd .*\b{left} of these steps; .*train\.max_steps.*", warning)
+        assert re.fullmatch(rf"! train\.max_hours .*\b{left} of these steps; .*train\.max_steps.*", warning)
 
 
 @pytest.mark.parametrize(
@@ -224,11 +224,11 @@ def test_a_limit_that_ends_before_the_first_step_is_refused_before_it_costs(
     max_hours: float | None, seconds: float | None, is_refused: bool
 ) -> None:
     time = None if seconds is None else Amount(value=seconds, low=None, high=None)
-    limited = dataclasses.replace(PREDICTED, seconds=time, max_hours=max_hours, limiting_setting="train.budget_usd")
+    limited = dataclasses.replace(PREDICTED, seconds=time, max_hours=max_hours)
     if not is_refused:
         forecast.check_time_limit(limited)
         return
-    with pytest.raises(UsageError, match=r"^train\.budget_usd: "):
+    with pytest.raises(UsageError, match=r"^train\.max_hours: "):
         forecast.check_time_limit(limited)
 
 

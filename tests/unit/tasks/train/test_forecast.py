@@ -16,7 +16,6 @@ from tasks.clients.workers import BenchProgram
 from tasks.fleet import trial_spec
 from tasks.fleet.training_progress import StepPace
 from tasks.settings.layers import Settings
-from tasks.settings.sections import CostSection
 from tasks.train import forecast as forecast_module
 from tests.support.reports import synthetic, training_run
 from tests.unit.tasks.train import test_check
@@ -27,7 +26,7 @@ SLOW, STEPS, ROWS = 0.5, 40, 4  # seconds of one slow step; steps and rows a ste
 
 @pytest.fixture
 def trial(settings: Callable[..., Settings]) -> Trial:
-    return trial_spec.make_trial(settings(max_steps=STEPS, rows_per_step=ROWS), None, workers=1, max_hours=None)
+    return trial_spec.make_trial(settings(max_steps=STEPS, rows_per_step=ROWS), 1)
 
 
 def make_probe(**fields: Any) -> forecast_module.ProbeResult:
@@ -59,15 +58,6 @@ def test_rows_of_one_step_share_its_optimizer_step(settings: Callable[..., Setti
     predicted = forecast_module.predict(settings(), trial, make_probe())
     assert predicted.seconds is not None
     assert math.isclose(predicted.seconds.value, STEPS * (ROWS * 0.12 - (ROWS - 1) * 0.02), rel_tol=1e-6)
-
-
-def test_the_trial_and_the_forecast_name_the_limit_that_is_reached_first(settings: MakeSettings) -> None:
-    priced = settings(max_steps=STEPS, rows_per_step=ROWS, budget_usd=3.0, max_hours=5.0)
-    priced = dataclasses.replace(priced, cost=CostSection(price_usd_per_gpu_hour=2.0, price_source="a quote"))
-    trial = forecast_module.cap_steps(priced, trial_spec.make_trial(priced, None, workers=1, max_hours=5.0), "")
-    assert trial.training is not None
-    assert (trial.training.max_hours, trial.training.limited_by) == (1.5, "train.budget_usd")
-    assert forecast_module.predict(priced, trial, make_probe()).limiting_setting == "train.budget_usd"
 
 
 def test_the_steps_are_those_that_the_worker_counted_in_the_order_of_training(

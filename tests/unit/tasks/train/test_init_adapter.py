@@ -41,7 +41,7 @@ def write_folder(folder: Path, **config: Any) -> Path:
 def run_id(settings: MakeSettings) -> str:
     """A training whose adapter was collected."""
     configured, name = settings(), "20260101-000000-train"
-    trial = trial_spec.make_trial(configured, None, workers=1, max_hours=None)
+    trial = trial_spec.make_trial(configured, 1)
     run = synthetic.record(
         run_id=name, suite="train", planned=[PlannedTrial(trial_id="train", trial=trial, worker="worker-0")]
     )
@@ -54,7 +54,7 @@ def run_id(settings: MakeSettings) -> str:
 
 
 def begin(configured: Settings, model_sha256: str = BASE) -> Any:
-    trial = trial_spec.make_trial(configured, None, workers=1, max_hours=None)
+    trial = trial_spec.make_trial(configured, 1)
     adapter = init_adapter.find_adapter(configured)
     assert adapter is not None
     return init_adapter.begin_from(adapter, trial, model_sha256, {"shared": "/runs"}).training

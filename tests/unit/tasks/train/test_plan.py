@@ -21,11 +21,11 @@ HOST_JOB = {"shared": "/runs", "turn": 1, "after": 0}
 
 
 def test_a_plan_does_not_depend_on_whether_a_worker_answered(settings: MakeSettings) -> None:
-    trial = trial_spec.make_trial(settings(), None, workers=1, max_hours=None)
+    trial = trial_spec.make_trial(settings(), 1)
     request = TrainRequest(trial=trial, workers=["worker-0"], hosts=[], job=HOST_JOB, adapter=None)
-    unseen = plan_training(request, Facts(trial=trial))
+    unseen = plan_training(request, Facts())
     probe = make_probe(derived=DerivedSettings(validation_share=0.2, rows_per_step=2, warmup_share=0.067))
-    seen = plan_training(request, Facts(trial=trial, probe=probe, predicted=forecast.predict(settings(), trial, probe)))
+    seen = plan_training(request, Facts(probe=probe, predicted=forecast.predict(settings(), trial, probe)))
     assert seen.trial.training is not None
     assert seen.trial.training.input_digests
     pinned = dataclasses.replace(seen.trial.training, input_digests={})
@@ -44,9 +44,9 @@ def test_one_pod_may_do_without_a_volume_and_waits_for_its_collection(
     configured = load(context(text=json.dumps(sections)))
     job = job_facts(configured, "", ranks)
     assert (job["overlay"], job.get("keeps_pod", False)) == (f"job-{ranks}gpu", keeps_pod)
-    trial = trial_spec.make_trial(configured, None, workers=ranks, max_hours=None)
+    trial = trial_spec.make_trial(configured, ranks)
     request = TrainRequest(trial=trial, workers=["worker-0"], hosts=[], job=job, adapter=None)
-    assert (NO_VOLUME in plan_training(request, Facts(trial=trial)).lines) == keeps_pod
+    assert (NO_VOLUME in plan_training(request, Facts()).lines) == keeps_pod
 
 
 def test_several_pods_without_a_volume_are_refused_with_the_setting(context: Callable[..., Context]) -> None:

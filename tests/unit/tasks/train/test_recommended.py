@@ -39,7 +39,7 @@ def test_the_recommended_configuration_is_taken_over_and_the_rest_comes_from_the
     folder = write_benchmark(configured)
     row = next(row for row in summarize(load(folder)).rows if row.label == "optimized")
     trial, lines = recommended.recommended_trial(configured, configured.results_folder / RUN)
-    training = trial_spec.make_trial(configured, trial, workers=1, max_hours=None)
+    training = trial_spec.make_trial(configured, 1, trial)
     taken = {name: getattr(training, name) for name in CONFIGURATION_FIELDS}
     expected = {name: getattr(row.trial, name) for name in CONFIGURATION_FIELDS}
     assert taken == expected | {"max_seq_len": 512, "micro_batch_size": 8}

@@ -137,19 +137,14 @@ def test_a_training_that_ended_early_names_its_last_checkpoint_and_the_command(
     assert f"`inv train --resume={RUN}" in str(raised.value.remedy)
 
 
-@pytest.mark.parametrize("changes", [{"workers": 2}, {"trial_file": "t.json"}])
-def test_a_resumed_training_has_the_workers_and_the_trial_of_its_plan(
-    changes: dict[str, Any], context: Callable[..., Context]
-) -> None:
+def test_a_resumed_training_has_the_workers_of_its_plan(context: Callable[..., Context]) -> None:
     with pytest.raises(UsageError, match=r"^train: --resume "):
-        train.train_fleet(context(), TrainOptions(resume=RUN, plain=True, **changes))
+        train.train_fleet(context(), TrainOptions(resume=RUN, plain=True, workers=2))
 
 
 def write_training(configured: Settings, end: TrialStatus | None, reason: str | None) -> Path:
     """Write a training with one attempt that ended so; None: it is running. Returns its folder."""
-    plan = PlannedTrial(
-        trial_id=TRIAL_ID, trial=trial_spec.make_trial(configured, None, workers=1, max_hours=None), worker="worker-0"
-    )
+    plan = PlannedTrial(trial_id=TRIAL_ID, trial=trial_spec.make_trial(configured, 1), worker="worker-0")
     public = json.loads(json.dumps(configured.public()))
     run = synthetic.record(run_id=RUN, suite="train", planned=[plan], settings=public)
     run = dataclasses.replace(run, provenance={**run.provenance, "inputs": {"job": JOB}})
@@ -169,7 +164,7 @@ def write_training(configured: Settings, end: TrialStatus | None, reason: str | 
 @pytest.fixture
 def run(settings: Callable[..., Settings]) -> RunRecord:
     """A training with the defaults, as read from its file."""
-    trial = trial_spec.make_trial(settings(), None, workers=2, max_hours=None)
+    trial = trial_spec.make_trial(settings(), 2)
     plan, public = (
         PlannedTrial(trial_id=TRIAL_ID, trial=trial, worker="worker-0"),
         json.loads(json.dumps(settings().public())),
@@ -178,7 +173,7 @@ def run(settings: Callable[..., Settings]) -> RunRecord:
 
 
 def test_changed_settings_are_an_error_that_names_them_and_limits_are_not(run: RunRecord, settings: Any) -> None:
-    limits = {"max_hours": 1.0, "budget_usd": 9.0, "max_restarts": 99, "workers": 1}
+    limits = {"max_hours": 1.0, "max_restarts": 99, "workers": 1}
     resume.refuse_changes(run, settings(**limits))
     now = settings(schedule="linear", learning_rate=0.001)
     changes = resume.find_changes(run, now)

@@ -52,7 +52,7 @@ def priced(settings: Callable[..., Settings], tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def trial(priced: Settings) -> Trial:
-    return trial_spec.make_trial(priced, None, workers=1, max_hours=None)
+    return trial_spec.make_trial(priced, 1)
 
 
 def rows_of(priced: Settings, trial: Trial, **fields: Any) -> dict[str, shapes.ShapeCost]:

@@ -72,9 +72,8 @@ def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch
 REPORT = SimpleNamespace(files=[], examples=0, validation_examples=0, targets=0, tokens=0, left_out=0)
 
 
-@pytest.mark.parametrize("limit", ["train.max_hours", "train.budget_usd"])
-def test_a_training_at_its_limit_names_the_limiting_setting(tmp_path, monkeypatch, limit):
-    trial = tiny_training.plan(tmp_path, tmp_path, training={"max_hours": 1.0, "limited_by": limit})
+def test_a_training_at_its_limit_names_the_limiting_setting(tmp_path, monkeypatch):
+    trial = tiny_training.plan(tmp_path, tmp_path, training={"max_hours": 1.0})
     data = SimpleNamespace(sha256="d", steps=lambda: 9)
     monkeypatch.setattr(finetune, "derive", lambda *_: (data, DerivedSettings(), REPORT))
     monkeypatch.setattr(
@@ -86,7 +85,7 @@ def test_a_training_at_its_limit_names_the_limiting_setting(tmp_path, monkeypatc
     record = SimpleNamespace(
         trial=trial, request=request, log=lambda _: None, timed=lambda _: contextlib.nullcontext(), on_end=None
     )
-    with pytest.raises(Stopped, match=rf"^stopped by {limit} after step 3$"):
+    with pytest.raises(Stopped, match=r"^stopped by train\.max_hours after step 3$"):
         finetune.measure(record, [SimpleNamespace(sha256="m")], StopSignals())
 
 
