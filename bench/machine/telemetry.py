@@ -22,7 +22,8 @@ from typing import TypeAlias
 
 from bench.harness.record import Clock, Record, Request
 from bench.harness.termination import StopSignals, name_node
-from bench.machine import cpu_contention, nvml
+from bench.machine import nvml
+from bench.machine.cpu_contention import CpuWaits, contention_flag, read_waits
 from bench.machine.fingerprint import import_path
 from bench.machine.gpu_health import link_flag
 from bench.machine.preflight import describe_process
@@ -74,13 +75,14 @@ def record_telemetry(record: Record, stops: StopSignals | None = None) -> Iterat
     health = _HealthReader(record, sampler, stops)
     phases = sampler.stdin.fileno() if sampler.stdin is not None else -1
     os.set_blocking(phases, False)  # a sampler that hangs in the driver must not hang the trial
-    cpu_waits = _CpuWaitWindow(excluded_pid=sampler.pid)
+    waits = list[CpuWaits]()  # at both ends of the measured window
 
     def on_phase(phase: str) -> None:
-        cpu_waits.on_phase(phase)
-        with contextlib.suppress(
-            BrokenPipeError, BlockingIOError
-        ):  # the sampler ended: `_stop_sampler` logs the reason
+        """Pass on each phase that begins, and "" between phases."""
+        if len(waits) == (phase != MEASURE_PHASE):  # the window begins, or has ended
+            with contextlib.suppress(OSError):  # a process ended while its threads were listed: the wait stays unknown
+                waits.append(read_waits(os.getpid(), excluded_pid=sampler.pid))
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it ended: `_stop_sampler` logs the reason
             os.write(phases, f"{phase}\n".encode())
 
     record.on_phase = on_phase
@@ -91,10 +93,13 @@ def record_telemetry(record: Record, stops: StopSignals | None = None) -> Iterat
         _stop_sampler(record, sampler)
         health.join()
     summary = summarize_rows(read_rows(path))
-    wait_summary = cpu_waits.summary()
-    measurements = [*summary.measurements, *wait_summary.measurements]
+    measurements, flags = summary.measurements, summary.flags
+    if len(waits) == 2 and (percent := waits[0].percent_until(waits[1])) is not None:
+        context = {"window": MEASURE_PHASE}
+        measurements = [*measurements, Measurement(name="cpu_wait_percent", value=percent, context=context)]
+        flags = [*flags, *filter(None, [contention_flag(percent)])]
     record.observed += measurements
-    record.flags += [flag for flag in (*summary.flags, *wait_summary.flags) if flag not in record.flags]
+    record.flags += [flag for flag in flags if flag not in record.flags]
     if measurements:
         record.log("telemetry: " + ", ".join(format_measurement(measurement) for measurement in measurements))
 
@@ -139,32 +144,6 @@ class _HealthReader(threading.Thread):
                 self._record.fingerprint.update(facts := message.get("facts", {}))
                 if (flag := link_flag(facts)) is not None:
                     self._record.flags.append(flag)
-
-
-class _CpuWaitWindow:
-    """CPU contention in the measured window."""
-
-    def __init__(self, *, excluded_pid: int) -> None:
-        self._excluded_pid = excluded_pid
-        self._ends: list[cpu_contention.CpuCounters] = []
-
-    def on_phase(self, phase: str) -> None:
-        """Read the counters at both ends of the window. Called with each phase that begins, and "" between phases."""
-        is_end = len(self._ends) == 1 and phase != MEASURE_PHASE
-        if is_end or (not self._ends and phase == MEASURE_PHASE):
-            with contextlib.suppress(OSError):  # a process ended while its threads were listed: the wait stays unknown
-                self._ends.append(cpu_contention.read_counters(os.getpid(), excluded_pid=self._excluded_pid))
-
-    def summary(self) -> TelemetrySummary:
-        if len(self._ends) < 2:
-            return TelemetrySummary()
-        waits = cpu_contention.contention_between(*self._ends)
-        measurements = [
-            Measurement(name=name, value=value, context={"window": MEASURE_PHASE})
-            for name, value in dataclasses.asdict(waits).items()
-            if value is not None
-        ]
-        return TelemetrySummary(measurements=measurements, flags=waits.flags)
 
 
 def _start_sampler(record: Record, path: Path) -> subprocess.Popen[bytes] | None:

@@ -13,7 +13,8 @@ import pytest
 
 from bench.commands import cli
 from bench.data.inputs import InputError
-from bench.machine import cpu_contention, nvml, preflight, sampler, telemetry
+from bench.machine import nvml, preflight, sampler, telemetry
+from bench.machine.cpu_contention import CpuWaits
 from tests.support.faults import raising, wait_for
 from tests.support.paths import ROOT
 
@@ -191,7 +192,7 @@ def rows_in(path, phase, count):
 def _host_unknown(monkeypatch):
     """Ignore this machine's own CPU contention, which test_cpu_contention.py covers, and wait for a slow sampler."""
     monkeypatch.setattr(telemetry, "STOP_TIMEOUT_SEC", 60.0)
-    monkeypatch.setattr(cpu_contention, "read_counters", lambda *_, **__: cpu_contention.CpuCounters(at_sec=0.0))
+    monkeypatch.setattr(telemetry, "read_waits", lambda *_, **__: CpuWaits(at_sec=0.0))
 
 
 @pytest.mark.usefixtures("_fake_in_processes", "_host_unknown")
