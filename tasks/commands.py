@@ -194,20 +194,6 @@ report = Command(
     formats=words("also export for tensorboard or wandb", name="format"),
     dry_run=switch("print the files to write, and write nothing"),
 )
-tensorboard = Command(
-    "tensorboard",
-    "tasks.reports.tensorboard:serve_run",
-    "Start TensorBoard on a run, also on a running one.",
-    section=Section.AFTER,
-    effect=Effect.SESSION,
-    examples=(
-        "inv tensorboard --port 6007  # until Ctrl-C, also while the run goes on",
-        "inv tensorboard --once  # only write the event files",
-    ),
-    name=text(RUN, name="run", unset=NEWEST_RUN),
-    port=number(int, "port on this machine's loopback address", 6006, ge=1, le=65535),
-    once=switch("write the event files of the current results and exit, without starting TensorBoard"),
-)
 runs = Command(
     "runs",
     "tasks.reports.runs:list_runs",

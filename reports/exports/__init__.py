@@ -26,14 +26,14 @@ def check_packages(formats: Iterable[str]) -> None:
         raise ReportError(f"{names} is not installed; its files need it", remedy=f"`pip install {names}`, then retry")
 
 
-def export(run_folder: Path, formats: Sequence[str], partial_steps: Path | None = None) -> tuple[Path, ...]:
-    """Write a run in these formats and return each one's folder. `partial_steps` as in `read_logged_runs`.
+def export(run_folder: Path, formats: Sequence[str]) -> tuple[Path, ...]:
+    """Write a run in these formats and return each one's folder.
 
     Raises ReportError; ReportWriteError if the files cannot be written.
     """
     if not formats:
         return ()
-    runs, report_folder = read_logged_runs(run_folder, partial_steps), make_report_folder(run_folder)
+    runs, report_folder = read_logged_runs(run_folder), make_report_folder(run_folder)
     try:
         return tuple(FORMATS[name](report_folder, runs) for name in formats)
     except OSError as error:

@@ -3,7 +3,6 @@
 Times are computed: the start time plus the durations of the steps since, without the gaps between steps.
 """
 
-import dataclasses
 import hashlib
 import math
 import re
@@ -13,10 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.records import schema
-from bench.records.atomic_files import read_regular
 from bench.records.checksummed import ResultError
-from bench.records.paths import RUN_FILE, STEPS_FILE, TRAINING_FILE, TRIALS_FOLDER
+from bench.records.paths import RUN_FILE
 from bench.records.result import Measurement, Steps, TrialResult
 from bench.records.run import RunRecord
 from bench.records.training import Evaluation, TrainedSteps
@@ -25,41 +22,10 @@ from reports.read.loaded_run import ReportError
 from reports.read.run_folder import load
 from reports.training import training_facts
 
-_MAX_STEPS_BYTES = 1 << 30
 _TEMPLATE_SETTING = "training.data.chat_template"
-_COLUMNS = [field.name for field in dataclasses.fields(TrainedSteps)]
-
-
-def read(path: Path) -> tuple[TrainedSteps, list[Evaluation]]:
-    """Read the steps and held-out losses; empty without the file. Raises OSError.
-
-    Skips invalid lines, such as a truncated last line.
-    """
-    try:
-        lines = read_regular(path, max_bytes=_MAX_STEPS_BYTES, follow=False).splitlines()
-    except FileNotFoundError:
-        lines = []
-    rows: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-    evaluations = []
-    for line in lines:
-        try:
-            document = schema.parse(line)
-            if "evaluation" in document:
-                evaluations.append(schema.from_json(Evaluation, document["evaluation"]))
-                continue
-            step = schema.from_json(TrainedSteps, {name: [document[name]] for name in _COLUMNS})
-        except (ValueError, TypeError, KeyError):
-            continue
-        for name in _COLUMNS:
-            rows[name] += getattr(step, name)
-    return TrainedSteps(**rows), evaluations
-
-
 _MAX_NAME_LENGTH = 200
 
 Setting = str | int | float | bool
-_MAX_TIME = 4_102_444_800.0  # the end of 2099, which both formats can store
-
 _EVALUATION_VALUES = ("loss", "low", "high")
 
 
@@ -75,30 +41,30 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedRun:
-    """One trial or training. `status` (a TrialStatus value) is None while it runs; `start_time` is Unix time."""
+    """One trial or training. `status` is a TrialStatus value, `start_time` is Unix time."""
 
     run_id: str
     name: str
     configuration: str
     worker: str | None
-    status: str | None
+    status: str
     start_time: float
     settings: Mapping[str, Setting]
     points: tuple[Point, ...]
     results: Mapping[str, float]
 
 
-def read_logged_runs(folder: Path, partial_steps: Path | None = None) -> tuple[LoggedRun, ...]:
-    """Read the results in a run's folder, in the plan's order; a run in progress has only those collected so far.
+def read_logged_runs(folder: Path) -> tuple[LoggedRun, ...]:
+    """Read the results in a run's folder, in the plan's order; a benchmark in progress has those collected so far.
 
-    `partial_steps` is the jsonl of a training in progress. Raises ReportError.
+    Raises ReportError.
     """
     try:
         run = RunRecord.read(folder / RUN_FILE)
     except ResultError as error:
         raise ReportError.from_error(error, remedy="choose another run with --run") from error
     if any(planned.trial.training is not None for planned in run.planned):
-        return (_logged_training(folder, run, partial_steps),)
+        return (_logged_training(folder),)
     read = load(folder)
     return tuple(_logged_trial(result, read.label_of[result.trial_id], run) for result in read.results)
 
@@ -122,38 +88,26 @@ def _logged_trial(result: TrialResult, label: str, run: RunRecord) -> LoggedRun:
     )
 
 
-def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -> LoggedRun:
-    planned = run.planned[0]
-    trial, trial_folder = planned.trial, folder / TRIALS_FOLDER / planned.trial_id
-    start_time = _parse_time(run.created_at)
-    status, results = None, dict[str, float | None]()
-    if partial_steps is None and (trial_folder / TRAINING_FILE).exists():
-        training_report = training_facts.read(folder)
-        record = training_report.record
-        trial = trial.with_derived(record.derived)
-        steps_measured, held_out, status = record.steps, record.evaluations, record.status
-        results = {"worker_hours": training_report.worker_hours, "usd": training_report.usd}
-        results |= {name: getattr(record, name) for name in ("steps_done", "peak_vram_bytes")}
-        if (last := training_facts.adapter_evaluation(record)) is not None:
-            results |= {f"held_out_{name}": getattr(last, name) for name in ("loss", "low", "high", "change")}
-        if record.score is not None and record.score.measures:
-            first = record.score.measures[0]
-            results |= {f"score_{name}": getattr(first, name) for name in ("before", "after", "change")}
-    else:
-        path = partial_steps or trial_folder / STEPS_FILE
-        try:
-            steps_measured, held_out = read(path)
-        except OSError as error:
-            raise ReportError(f"{path}: cannot be read: {error.strerror}") from error
+def _logged_training(folder: Path) -> LoggedRun:
+    training = training_facts.read(folder)
+    planned, record = training.run.planned[0], training.record
+    start_time = _parse_time(training.run.created_at)
+    results = {"worker_hours": training.worker_hours, "usd": training.usd}
+    results |= {name: getattr(record, name) for name in ("steps_done", "peak_vram_bytes")}
+    if (last := training_facts.adapter_evaluation(record)) is not None:
+        results |= {f"held_out_{name}": getattr(last, name) for name in ("loss", "low", "high", "change")}
+    if record.score is not None and record.score.measures:
+        first = record.score.measures[0]
+        results |= {f"score_{name}": getattr(first, name) for name in ("before", "after", "change")}
     return LoggedRun(
-        run_id=run.run_id,
+        run_id=training.run.run_id,
         name=planned.trial_id,
-        configuration=trial.name,
+        configuration=planned.trial.name,
         worker=planned.worker,
-        status=status,
+        status=record.status,
         start_time=start_time,
-        settings=_flatten_settings(trial),
-        points=tuple(_points({"train": steps_measured}, held_out, start_time)),
+        settings=_flatten_settings(planned.trial.with_derived(record.derived)),
+        points=tuple(_points({"train": record.steps}, record.evaluations, start_time)),
         results=_only_finite(results),
     )
 
@@ -180,7 +134,7 @@ def _points(
         for values in zip(*vars(measured).values(), strict=False):  # up to the end of the shortest column
             row = dict(zip(vars(measured), values, strict=True))
             step, seconds = row.pop("step", step + 1), row["step_time_sec"]
-            time = _clamp_time(time + seconds)
+            time += seconds
             if seconds > 0:
                 row["useful_tokens_per_sec"] = row.get("useful_tokens", row["tokens"]) / seconds
             yield Point(step=step, time=time, phase=phase, values=_only_finite(row))
@@ -223,10 +177,6 @@ def _only_finite(values: Mapping[str, float | None]) -> dict[str, float]:
 def _parse_time(timestamp: str) -> float:
     """Return the Unix time of an ISO 8601 timestamp; 0 if it is invalid."""
     try:
-        return _clamp_time(datetime.fromisoformat(timestamp).timestamp())
+        return datetime.fromisoformat(timestamp).timestamp()
     except (ValueError, OverflowError):
         return 0.0
-
-
-def _clamp_time(time: float) -> float:
-    return min(max(time, 0.0), _MAX_TIME)

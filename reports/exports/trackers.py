@@ -5,7 +5,6 @@ each export, with this machine's name and the time of the export in it.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import importlib
 import io
@@ -21,35 +20,15 @@ from reports import formatting
 from reports.exports.log_model import LoggedRun
 
 TENSORBOARD, WANDB = "tensorboard", "wandb"  # the formats' folders below a report
-_MAX_FLOAT32 = 3.4e38
 
 
 def write_tensorboard(report_folder: Path, runs: Sequence[LoggedRun]) -> Path:
-    """Update the event files below a report's folder: a folder with one file for each trial. Raises OSError.
-
-    The same measurements always give the same bytes, and new steps only append, so an existing file is extended and
-    TensorBoard can follow a run in progress. A truncated file is completed. If an earlier value changed (a restarted
-    training repeats steps), a new file replaces the old one.
-    """
+    """Write the event files below a report's folder: a folder with one file for each trial. Raises OSError."""
     for run in runs:
-        _update_file(report_folder / TENSORBOARD / run.name, int(run.start_time), _event_file(run))
+        folder = report_folder / TENSORBOARD / run.name
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / f"events.out.tfevents.{int(run.start_time):010d}", _event_file(run))
     return report_folder / TENSORBOARD
-
-
-def _update_file(folder: Path, start_time: int, content: bytes) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    existing = sorted(folder.glob("events.out.tfevents.*"))
-    if existing:
-        with existing[-1].open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # `inv report` and `inv tensorboard` may run at once
-            current = file.read()
-            if content.startswith(current):
-                file.write(content[len(current) :])
-                return
-    file_number = int(existing[-1].suffix[1:]) + 1 if existing else 1
-    write_atomic(folder / f"events.out.tfevents.{start_time:010d}.{file_number:06d}", content)
-    for path in existing:
-        path.unlink()
 
 
 def _event_file(run: LoggedRun) -> bytes:
@@ -66,13 +45,8 @@ def _event_file(run: LoggedRun) -> bytes:
     add(run.start_time, session_log={"status": events.SessionLog.START})
     add(run.start_time, summary={"value": [_settings_summary(run)]})
     for point in run.points:
-        values = [
-            {"tag": f"{point.phase}/{name}", "simple_value": value}
-            for name, value in point.values.items()
-            if abs(value) <= _MAX_FLOAT32
-        ]
-        if values:
-            add(point.time, point.step, summary={"value": values})
+        values = [{"tag": f"{point.phase}/{name}", "simple_value": value} for name, value in point.values.items()]
+        add(point.time, point.step, summary={"value": values})
     return buffer.getvalue()
 
 
@@ -136,7 +110,7 @@ def _write_wandb_run(wandb: Any, folder: Path, run: LoggedRun) -> None:
     for step, values in steps.items():
         wandb_run.log(values, step=step)
     wandb_run.summary.update(dict(run.results))
-    wandb_run.finish(exit_code=0 if run.status in (None, TrialStatus.SUCCEEDED.value) else 1)
+    wandb_run.finish(exit_code=0 if run.status == TrialStatus.SUCCEEDED.value else 1)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
-"""`inv report`, `inv compare`, `inv runs` and `inv tensorboard`.
+"""`inv report`, `inv compare` and `inv runs`.
 
-report       build a run's report, print its summary
-compare      compare runs, print what became faster or slower
-runs         list the runs in results/ with their progress
-tensorboard  run TensorBoard on a run, also on a running one
+report   build a run's report, print its summary
+compare  compare runs, print what became faster or slower
+runs     list the runs in results/ with their progress
 """

@@ -131,10 +131,6 @@ def test_ctrl_c_detaches_from_the_training_and_cancel_stops_it_with_a_checkpoint
     hold_file.touch()
     assert project.trainers()
 
-    shown = project.inv("tensorboard", "--once").stdout.strip()
-    (events,) = (project.folder / shown / "train").iterdir()
-    assert events.read_bytes().count(b"train/loss") >= 5  # although no operator is attached
-
     assert f"{project.run_folder().name}: train " in project.inv("monitor").stdout
     assert "inv train --resume=" in project.inv_error("train", code=3)
     assert "`inv train --resume=" in project.inv("cancel").stdout

@@ -98,7 +98,7 @@ def test_a_function_gets_options_or_flags_by_name() -> None:
         ("collect --run=X report", ["X", "X"]),
         ("collect report", [None, None]),
         ("report collect --run=X", [None, "X"]),
-        ("collect --run=X report --run=Y tensorboard", ["X", "Y", "Y"]),
+        ("collect --run=X report --run=Y report", ["X", "Y", "Y"]),
         ("train --resume=X collect report", ["X", "X", "X"]),
         ("train --resume collect", [True, None]),
         ("collect --run=X monitor", ["X", None]),
