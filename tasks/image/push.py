@@ -61,8 +61,8 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
             outcome = vm_work.run(host, work, read_login)
     facts = outcome.facts
     _save_record(settings.image_file, target, image, facts)
-    result = f"pushed in {outcome.wall_time_sec:.1f} s" if facts["sent"] else "already there; nothing was sent"
-    print(f"{target.repository}@{facts['digest']} {result}; {format_mb(facts['compressed_bytes'], 2)} in the registry")
+    size = format_mb(facts["compressed_bytes"], 2)
+    print(f"{target.repository}@{facts['digest']} pushed in {outcome.wall_time_sec:.1f} s; {size} in the registry")
     return None
 
 

@@ -1,7 +1,7 @@
 """HTTP server in the place of a registry, with switches for faults of a network or a hostile registry.
 
     with RegistryProxy(answer=...) as proxy:     # clients connect to proxy.host
-        proxy.arm(Redirect(to="http://elsewhere:8099"))                          # from now on, until `disarm`
+        proxy.arm(Redirect(to="http://elsewhere:8099"))                          # from now on
         proxy.arm(Cut(after=1000), method="POST", times=1)                       # only the next request
         proxy.requests                                                           # method, path, Authorization of each
 
@@ -48,7 +48,7 @@ class Endless:
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """A pause until `RegistryProxy.release`, in which nothing is read or sent. The connection stays open."""
+    """A pause until the server ends, in which nothing is read or sent. The connection stays open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,25 +96,16 @@ class RegistryProxy(StubServer):
             self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 
     def __exit__(self, *error: object) -> None:
-        self.release()
+        self.released.set()
         super().__exit__(*error)
 
     def handle_error(self, *_: object) -> None:
         """Ignore errors: clients hang up, or do not use TLS."""
 
     def arm(self, switch: Switch, *, method: str | None = None, times: int | None = None) -> None:
-        """Apply a switch to requests of `method` (None: any), `times` or until `disarm`."""
+        """Apply a switch to requests of `method` (None: any), `times` (None: every one)."""
         with self._lock:
             self._armed.append(_Armed(switch=switch, method=method, remaining=times))
-
-    def disarm(self) -> None:
-        """Let all new requests pass; stalled requests stay stalled."""
-        with self._lock:
-            self._armed.clear()
-
-    def release(self) -> None:
-        """End every stall, by closing its connection."""
-        self.released.set()
 
     def switch_for(self, method: str) -> Switch | None:
         with self._lock:

@@ -89,11 +89,11 @@ def test_a_push_is_confirmed_by_the_registry_and_its_digest_recorded(build_vm: B
 def test_an_unchanged_push_sends_nothing_and_an_edit_or_a_lost_blob_only_what_is_missing(build_vm: BuildVm) -> None:
     build_vm.inv("push")
     before, first = build_vm.blobs(), read_record(build_vm)["digest"]
-    assert "nothing was sent" in build_vm.inv("push").stdout
-    assert build_vm.blobs() == before
+    build_vm.inv("push")
+    assert (build_vm.blobs(), read_record(build_vm)["digest"]) == (before, first)
     lost = manifest_of(build_vm, first)["layers"][-1]
     (blob_folder(build_vm, lost["digest"]) / "data").unlink()
-    assert "pushed in" in build_vm.inv("push").stdout
+    build_vm.inv("push")
     assert (build_vm.blobs(), read_record(build_vm)["digest"]) == (before, first)
     rebuild(build_vm, "one line")
     build_vm.inv("push")
@@ -111,13 +111,6 @@ def test_a_tag_that_is_moved_during_the_push_is_refused(build_vm: BuildVm) -> No
     move_tag = f"{DOCKER} tag standin:base {REPOSITORY}:test; {push}"
     done = build_vm.inv("push", code=4, IMAGE_CLIENT=build_vm.gated_client(PUSH, after=move_tag, is_open=True))
     assert f"{REPOSITORY}:test " in done.stderr
-
-
-def test_a_lost_reply_after_a_complete_push_causes_no_second_push(build_vm: BuildVm) -> None:
-    relabel(build_vm, "a lost reply")
-    done = build_vm.inv("push", IMAGE_CLIENT=build_vm.gated_client(PUSH, after=": > $out", is_open=True))
-    assert "but the registry has all of it" in done.stdout
-    assert "retrying" not in done.stdout
 
 
 def test_a_push_completes_although_the_registry_is_killed_during_an_upload(build_vm: BuildVm) -> None:

@@ -43,8 +43,7 @@ def make_certificate(folder: Path, name: str, days: int) -> tuple[Path, Path]:
     [
         (HOST, 9, True, ""),
         (HOST, 9, False, rf"/certs.d/{HOST}:\d+/ca.crt"),
-        (HOST, 0, True, "renewed"),
-        ("other.example.com", 9, True, "host's name"),
+        (HOST, 0, True, "clock"),
     ],
 )
 def test_only_a_trusted_certificate_of_this_host_is_accepted_and_waiting_is_never_the_remedy(
@@ -69,7 +68,7 @@ def test_only_a_trusted_certificate_of_this_host_is_accepted_and_waiting_is_neve
         if is_trusted:
             (tmp_path / "certs.d" / host).mkdir(parents=True)
             (tmp_path / "certs.d" / host / "ca.crt").symlink_to(certificate)
-        registry = Registry(host, "ns/repo", None)
+        registry = Registry(host, "ns/repo", "")
         if not remedy:
             assert registry.manifest("1.0") is None
             return
