@@ -22,6 +22,7 @@ from bench.architectures.architecture import (
 
 FOUND_LAYERS = "found_linear_layers"  # key that `describe` adds to a config
 BASE_RECORD = "base_record"  # key that `bench.qlora.step.sized_config` adds: how the base is held in NF4
+HAS_LOGITS = "has_logits"  # another: whether Liger has no loss for this type, so that `stock` has all logits in memory
 ALIASES = {
     "hidden_size": ("n_embd", "d_model", "word_embed_proj_dim"),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),

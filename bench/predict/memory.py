@@ -12,19 +12,19 @@ docs/performance.md has the errors), and corrected by others, chosen afterwards:
 it, or without dropout, gradients of large ranks, masks over long rows. The prediction is the allocator's peak
 (`torch.cuda.max_memory_allocated`); `device_bytes` adds what the allocator reserves beyond it and the CUDA context.
 
-Not covered: CPUs, inference, loading (whose peak is below training's), host memory, `stock` without Liger's loss (with
-Ministral-3-8B's shape and 4,096 tokens 3.0 GiB more, 6 bytes for each logit).
+Not covered: CPUs, inference, loading (whose peak is below training's), host memory, `stock` without Liger, attention
+that the library computes with all scores in memory (widths of heads that 8 does not divide), states of state spaces.
 """
 
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.architectures import Feature, find
 from bench.architectures.architecture import ATTENTION_PRODUCTS, Architecture, LinearLayer
-from bench.architectures.unregistered import experts_of_a_token, is_in_attention
+from bench.architectures.unregistered import HAS_LOGITS, experts_of_a_token, is_in_attention
 from bench.predict import flops
 from bench.records import Trial
 from bench.records.adapter import BaseRecord
@@ -96,6 +96,7 @@ class RecipeMemory:
 _REFERENCE_LOSS = Phase(
     per_token=WidthCosts(vocabulary=12.0, hidden=4.12), head_copies=1.0, extra_mib=73.0, with_recomputed_layer=False
 )
+_STOCK_LOGITS = replace(_REFERENCE_LOSS, head_copies=0.0)  # a head in 16 bit has no copy
 # While a product of `fast` runs, its weight exists in 16 bit: gate and up together, or down with the gradient of its
 # input. This holds with layers saved and recomputed.
 _FAST = (
@@ -183,6 +184,8 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
         phases = _FAST_INT8_OFFLOADED if is_offloaded and only_attention else _FAST_INT8
     if trial.recipe == "fast" and trial.offload_checkpoints:
         phases += (_FAST_HEAD,)
+    if trial.recipe == "stock" and config.get(HAS_LOGITS):
+        phases += (_STOCK_LOGITS,)
     largest = 2 * _largest_weight(architecture, config, joins=trial.recipe == "fast")
     phase_bytes = max(
         positions

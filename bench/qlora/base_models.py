@@ -129,6 +129,18 @@ def load_text_model(stack: Stack, folder: str, tensors: Mapping[str, Any] | None
     return model
 
 
+def has_liger() -> bool:
+    return importlib.util.find_spec("liger_kernel") is not None
+
+
+def liger_patch(config: Mapping[str, Any]) -> Any | None:
+    """Return Liger's patch for a model's type; None if it is not installed or has none."""
+    if not has_liger():
+        return None
+    model_type = find(config).liger_type or config["model_type"]
+    return getattr(importlib.import_module("liger_kernel.transformers"), f"apply_liger_kernel_to_{model_type}", None)
+
+
 def nf4_options(stack: Stack, compute_dtype: Any) -> dict[str, Any]:
     """Return `from_pretrained`'s keywords for a base in NF4 with double quantization, experts included."""
     importlib.import_module("bench.qlora.experts").use_nf4(stack)  # it imports torch

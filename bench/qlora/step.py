@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.architectures import find
 from bench.architectures.architecture import has_all_weights
-from bench.architectures.unregistered import BASE_RECORD
+from bench.architectures.unregistered import BASE_RECORD, HAS_LOGITS
 from bench.data.collate import Batch
 from bench.data.inputs import InputError
 from bench.data.model_folder import read_config
@@ -22,7 +22,7 @@ from bench.harness.record import PhaseClock, Record
 from bench.harness.termination import StopSignals
 from bench.machine import fingerprint, preflight
 from bench.machine.fingerprint import cpu_flags
-from bench.qlora.base_models import Skeleton, load_text_model, nf4_options, read_base, widen
+from bench.qlora.base_models import Skeleton, has_liger, liger_patch, load_text_model, nf4_options, read_base, widen
 from bench.records import Trial
 from bench.records.adapter import NF4, BaseRecord
 from bench.torch_stack import Stack
@@ -145,6 +145,7 @@ def sized_config(trial: Trial) -> dict[str, Any]:
     That of a type without a whole declaration gets the record of its base, which takes seconds. Raises like `probe`.
     """
     config = read_config(Path(trial.model))
+    config |= {HAS_LOGITS: has_liger() and liger_patch(config) is None}
     if has_all_weights(config):
         return config
     return config | {BASE_RECORD: probe(load_stack(), replace(trial, base_precision=NF4))}

@@ -6,18 +6,16 @@ compiled on a CPU: compiling a small model takes longer than training it; nor wh
 because they are not packed: then Liger's other kernels are used, too. The trained parameters are the same.
 
 Liger's loss never has all logits in memory. Without Liger, or for a model type that it has no patch for, they are: the
-step's notes say so, and the predicted peak (`bench.predict.memory`) is too low.
+step's notes say so. The predicted peak (`bench.predict.memory`) is too low without Liger.
 """
 
-import importlib
-import importlib.util
 import inspect
 from pathlib import Path
 from typing import Any
 
-from bench.architectures import find
 from bench.data.model_folder import read_separation
 from bench.qlora import experts
+from bench.qlora.base_models import liger_patch
 from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer, recompute_layers
 from bench.records import Trial
 from bench.torch_stack import Stack
@@ -53,12 +51,7 @@ def _patch_by_liger(base: Any, *, only_loss: bool) -> bool:
     `only_loss` leaves out what a compiler fuses itself. It cannot trace Liger 0.8.5's norms, takes their inputs as
     written, and fails where a layer is not compiled as a whole.
     """
-    if importlib.util.find_spec("liger_kernel") is None:
-        return False
-    model_type = find(base.config.to_dict()).liger_type or base.config.model_type
-    liger = importlib.import_module("liger_kernel.transformers")
-    patch = getattr(liger, f"apply_liger_kernel_to_{model_type}", None)
-    if patch is not None:
+    if (patch := liger_patch(base.config.to_dict())) is not None:
         others = set(inspect.signature(patch).parameters) - {"model", "cross_entropy", "fused_linear_cross_entropy"}
         patch(model=base, **dict.fromkeys(others if only_loss else (), False))
     return patch is not None

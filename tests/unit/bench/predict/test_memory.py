@@ -5,6 +5,7 @@ import statistics
 import pytest
 
 from bench.predict import flops, memory, throughput
+from bench.qlora import step
 from bench.qlora.step import sized_config
 from bench.records.trial import RECIPES
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
@@ -183,6 +184,22 @@ def test_a_mixtures_memory_follows_from_what_the_model_says_is_quantized(modules
     weights = (flops.block_weights(config), flops.block_weights(config, active=True))
     sizes_gib = (memory.base_bytes(config, trial) / 2**30, memory.peak_bytes(config, trial) / 2**30)
     assert (*(number / 1e9 for number in weights), *sizes_gib) == pytest.approx(expected, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layers", "measured_gib"),
+    [("gpt_neox", 4, 4.86), ("phi", 2, 2.95), ("qwen2_moe", 2, 8.81)],
+)  # by `tests.benchmarks.every_type --peaks` on one H200
+def test_logits_are_in_memory_where_liger_has_no_loss(
+    modules, make_trial, monkeypatch, tmp_path, model_type, layers, measured_gib
+):
+    monkeypatch.setattr(step, "has_liger", lambda: True)
+    monkeypatch.setattr(step, "liger_patch", lambda _config: None)
+    tiny_models.write_shapes(modules, tmp_path, model_type, num_hidden_layers=layers)
+    trial = make_trial(
+        model=str(tmp_path), recipe="stock", optimizer="adamw_torch", max_seq_len=512, micro_batch_size=8
+    )
+    assert memory.peak_bytes(sized_config(trial), trial) / 2**30 == pytest.approx(measured_gib, rel=0.04)
 
 
 @pytest.mark.parametrize(
