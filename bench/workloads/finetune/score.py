@@ -17,12 +17,11 @@ import hashlib
 import json
 import math
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from typing import Any
 from bench.data.inputs import InputError
 from bench.records import schema
 from bench.records.atomic_files import read_regular, sha256_of
-from bench.records.bootstrap import mean_interval
+from bench.records.bootstrap import MeanInterval, mean_interval
 from bench.records.score import SCORE_SUFFIX, ScoredRow, ScoreFault, ScoreMeasure
 from bench.records.scratch_folders import scratch_folder
 from bench.records.status import escape_controls
@@ -38,10 +37,9 @@ from bench.records.training import Training
 from bench.workloads.finetune import score_program
 
 MAX_FILE_BYTES = 1 << 20
-MAX_REPLY_BYTES = 1 << 14
+MAX_REPLY_BYTES = 1 << 14  # for each row, on average
 ROW_SEC, START_SEC = 30.0, 60.0  # deadlines of a row, and of the first one after a start, which imports
-WAIT_SEC = 1.0
-ROWS_FILE = "rows.jsonl"
+WAIT_SEC = 0.1
 MAX_FAILURES = 5  # ends of the process after which the remaining rows are given up
 VISIBLE_VARIABLES = ("PATH", "LANG", "LC_ALL", "TMPDIR")
 SHOWN_ROWS, NAMED_ROWS = 8, 20
@@ -96,35 +94,50 @@ class Scoring:
             raise InputError(f"{method}: the score file is not Python: {error}") from error
         return cls(method=method, sha256=hashlib.sha256(content).hexdigest())
 
-    @property
-    def digest(self) -> str:
-        """Digest of everything that decides the scores of given answers."""
-        return hashlib.sha256(json.dumps([self.method, self.sha256]).encode()).hexdigest()
-
-    def score(
-        self,
-        rows: Sequence[AnsweredRow],
-        on_wait: Callable[[], None] = lambda: None,
-        *,
-        row_sec: float = ROW_SEC,
-        start_sec: float = START_SEC,
-    ) -> list[RowScore]:
+    def score(self, rows: Sequence[AnsweredRow], on_wait: Callable[[], None] = lambda: None) -> list[RowScore]:
         """Score each row. `on_wait` is called at least every second."""
         if self.method in _FUNCTIONS:
             return [_FUNCTIONS[self.method](row) for row in rows]
-        results, failures = list[RowScore](), 0
+        results = list[RowScore]()
         with scratch_folder("qlora-fleet-score-") as folder:
-            while len(results) < len(rows) and failures < MAX_FAILURES:
-                try:
-                    with _start_process(self, rows, len(results), folder) as process:
-                        for reply in _replies(process, on_wait, row_sec, start_sec):
-                            results.append(_parse_reply(reply, len(results)))
-                            if len(results) == len(rows):
-                                break
-                except _RowFailed as error:
-                    results.append(RowScore(values={}, fault=error.fault, detail=str(error)))
-                    failures += 1
-        return results + [RowScore(values={}, fault=ScoreFault.GAVE_UP)] * (len(rows) - len(results))
+            for _ in range(MAX_FAILURES):
+                if len(results) < len(rows):
+                    results += self._score_by_file(rows, len(results), folder, on_wait)
+        return results + [_unscored(ScoreFault.GAVE_UP)] * (len(rows) - len(results))
+
+    def _score_by_file(
+        self, rows: Sequence[AnsweredRow], first: int, folder: Path, on_wait: Callable[[], None]
+    ) -> list[RowScore]:
+        """Score the rows from number `first` on, in a process of their own, until one of them ends it."""
+        target, source, replies = str(Path(self.method).resolve()), folder / "rows.jsonl", folder / "replies.jsonl"
+        lines = [json.dumps({"row": number, **vars(rows[number])}) for number in range(first, len(rows))]
+        source.write_text("\n".join(lines) + "\n", encoding="ascii")
+        try:
+            if sha256_of(Path(target)) != self.sha256:
+                return [_unscored(ScoreFault.CRASHED, "the file was changed during the training")]
+            with source.open("rb") as stdin, replies.open("wb") as stdout:
+                process = subprocess.Popen(
+                    (sys.executable, "-I", "-X", "utf8", score_program.__file__, target),
+                    stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, cwd=folder, start_new_session=True,
+                    env={name: os.environ[name] for name in VISIBLE_VARIABLES if name in os.environ},
+                )  # fmt: skip
+        except OSError as error:  # such as a deleted score file
+            return [_unscored(ScoreFault.CRASHED, f"it cannot be started: {error.strerror}")]
+        max_bytes = MAX_REPLY_BYTES * len(lines)
+        with process:
+            try:
+                end = _wait_for_end(process, replies, max_bytes, on_wait)
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # it has ended, and so have its children
+                    os.killpg(process.pid, signal.SIGKILL)
+        scores = list[RowScore]()
+        with replies.open("rb") as file:
+            whole_lines = file.read(max_bytes).split(b"\n")[:-1]
+        for number, line in enumerate(whole_lines[: len(lines)], first):
+            scores.append(_parse_reply(line, number))
+            if scores[-1].fault is ScoreFault.OUTPUT:
+                return scores
+        return scores if len(scores) == len(lines) else [*scores, end]
 
 
 # Methods --------------------------------------------------------------------------------------------------------------
@@ -137,7 +150,7 @@ def exact_score(row: AnsweredRow) -> RowScore:
 def contains_score(row: AnsweredRow) -> RowScore:
     expected = row.expected.strip()
     if not expected:
-        return RowScore(values={}, fault=ScoreFault.EXPECTED, detail="it is empty")
+        return _unscored(ScoreFault.EXPECTED, "it is empty")
     return RowScore(values={SCORE: float(expected in row.answer)})
 
 
@@ -146,7 +159,7 @@ def json_score(row: AnsweredRow) -> RowScore:
     try:
         expected = _fields(row.expected)
     except ValueError:
-        return RowScore(values={}, fault=ScoreFault.EXPECTED, detail="it is not JSON")
+        return _unscored(ScoreFault.EXPECTED, "it is not JSON")
     try:
         actual = _fields(row.answer)
     except ValueError:
@@ -183,88 +196,41 @@ _FUNCTIONS: Mapping[str, Callable[[AnsweredRow], RowScore]] = {
 }
 
 
-class _RowFailed(Exception):
-    """The process gave no usable reply to a row, and is started again for the next one; `fault` is the cause."""
-
-    def __init__(self, fault: ScoreFault, detail: str) -> None:
-        super().__init__(detail)
-        self.fault = fault
-
-
-@contextlib.contextmanager
-def _start_process(
-    scoring: Scoring, rows: Sequence[AnsweredRow], first: int, folder: Path
-) -> "Iterator[subprocess.Popen[bytes]]":
-    """Start the process over the rows from number `first` on; at the end kill it with its children.
-
-    Raises _RowFailed.
-    """
-    target = str(Path(scoring.method).resolve())
-    lines = [json.dumps({"row": number, **vars(rows[number])}) for number in range(first, len(rows))]
-    (folder / ROWS_FILE).write_text("\n".join(lines) + "\n", encoding="ascii")
-    try:
-        if sha256_of(Path(target)) != scoring.sha256:
-            raise _RowFailed(ScoreFault.CRASHED, "the file was changed during the training")
-        with (folder / ROWS_FILE).open("rb") as stdin:
-            process = subprocess.Popen(
-                (sys.executable, "-I", "-X", "utf8", score_program.__file__, target),
-                stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, start_new_session=True,
-                env={name: os.environ[name] for name in VISIBLE_VARIABLES if name in os.environ}, bufsize=0,
-            )  # fmt: skip
-    except OSError as error:  # such as a deleted score file
-        raise _RowFailed(ScoreFault.CRASHED, f"it cannot be started: {error.strerror}") from error
-    with process:
-        try:
-            yield process
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and so have its children
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def _replies(
-    process: "subprocess.Popen[bytes]", on_wait: Callable[[], None], row_sec: float, start_sec: float
-) -> Iterator[bytes]:
-    """Yield the process's lines. Raises _RowFailed at its end, after a deadline, and for a line that is too long."""
-    rest, deadline = b"", time.monotonic() + start_sec
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)  # type: ignore[arg-type]
-        while True:
-            on_wait()
-            if not selector.select(min(WAIT_SEC, max(0.0, deadline - time.monotonic()))):
-                if time.monotonic() >= deadline:
-                    raise _RowFailed(ScoreFault.TIMED_OUT, "")
-                continue
-            chunk = os.read(process.stdout.fileno(), MAX_REPLY_BYTES)  # type: ignore[union-attr]
-            if not chunk:
-                raise _RowFailed(ScoreFault.CRASHED, _exit_text(process))
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > MAX_REPLY_BYTES:
-                raise _RowFailed(ScoreFault.OUTPUT, f"a line of more than {MAX_REPLY_BYTES:,} bytes")
-            if lines:
-                yield from lines
-                deadline = time.monotonic() + row_sec
+def _wait_for_end(
+    process: "subprocess.Popen[bytes]", replies: Path, max_bytes: int, on_wait: Callable[[], None]
+) -> RowScore:
+    """Wait for the process's end, or for a row's deadline; return the next row's fault."""
+    deadline, size = time.monotonic() + START_SEC, 0
+    while (code := process.poll()) is None:
+        on_wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(WAIT_SEC)
+        before, size = size, replies.stat().st_size
+        if size > max_bytes:
+            return _unscored(ScoreFault.OUTPUT, f"more than {max_bytes:,} bytes")
+        if size != before:
+            deadline = time.monotonic() + ROW_SEC
+        elif time.monotonic() > deadline:
+            return _unscored(ScoreFault.TIMED_OUT)
+    return _unscored(ScoreFault.CRASHED, f"exit code {code}" if code >= 0 else f"signal {-code}")
 
 
 def _parse_reply(reply: bytes, number: int) -> RowScore:
-    """Return the score of row `number`. Raises _RowFailed for a reply that the program does not write."""
+    """Return the score of row `number`; the fault OUTPUT for a reply that the program does not write."""
     with contextlib.suppress(ValueError):
         content = schema.parse_object(reply)
         if content.get("row") != number:  # written by a process that the score file has forked
-            raise _RowFailed(ScoreFault.OUTPUT, "a reply to another row")
+            return _unscored(ScoreFault.OUTPUT, "a reply to another row")
         if "fault" in content:
-            fault, detail = ScoreFault(content["fault"]), escape_controls(str(content.get("detail", "")))
-            return RowScore(values={}, fault=fault, detail=detail[: score_program.MAX_DETAIL_CHARS])
+            detail = escape_controls(str(content.get("detail", "")))
+            return _unscored(ScoreFault(content["fault"]), detail[: score_program.MAX_DETAIL_CHARS])
         if type(content.get("score")) is float and 0.0 <= content["score"] <= 1.0:
             return RowScore(values={SCORE: content["score"]})
-    raise _RowFailed(ScoreFault.OUTPUT, "not a reply of the score's program")
+    return _unscored(ScoreFault.OUTPUT, "not a reply of the score's program")
 
 
-def _exit_text(process: "subprocess.Popen[bytes]") -> str:
-    try:
-        code = process.wait(1.0)
-    except subprocess.TimeoutExpired:
-        return "it closed its streams"
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+def _unscored(fault: ScoreFault, detail: str = "") -> RowScore:
+    return RowScore(values={}, fault=fault, detail=detail)
 
 
 # Summary --------------------------------------------------------------------------------------------------------------
@@ -281,31 +247,33 @@ def compare(before: Sequence[RowScore], after: Sequence[RowScore]) -> list[Score
 
 
 def _measure(name: str, before: Sequence[float], after: Sequence[float]) -> ScoreMeasure:
-    first, last = mean_interval(before, 1.0), mean_interval(after, 1.0)
+    first, last = _mean_share(before), _mean_share(after)
     changes = [then - now for now, then in zip(before, after, strict=True)]
     change = mean_interval(changes, 1.0 + max(map(abs, changes)))  # from 1 the other end, -1, is 2 away
     return ScoreMeasure(
         name=name,
         rows=len(before),
         before=first.mean,
-        before_low=max(0.0, first.low),
-        before_high=min(1.0, first.high),
+        before_low=first.low,
+        before_high=first.high,
         after=last.mean,
-        after_low=max(0.0, last.low),
-        after_high=min(1.0, last.high),
+        after_low=last.low,
+        after_high=last.high,
         change=change.mean,
         change_low=max(-1.0, change.low),
         change_high=min(1.0, change.high),
     )
 
 
-def mean_score(scores: Sequence[RowScore]) -> tuple[float, float, float] | None:
+def mean_score(scores: Sequence[RowScore]) -> MeanInterval | None:
     """Return the mean score with its interval over the scored rows; None without one."""
     values = [score.score for score in scores if score.score is not None]
-    if not values:
-        return None
+    return _mean_share(values) if values else None
+
+
+def _mean_share(values: Sequence[float]) -> MeanInterval:
     mean, low, high = mean_interval(values, 1.0)
-    return mean, max(0.0, low), min(1.0, high)
+    return MeanInterval(mean, max(0.0, low), min(1.0, high))
 
 
 def spread_indices(count: int, wanted: int) -> list[int]:

@@ -63,6 +63,7 @@ def main(path: str) -> None:
             row = json.loads(line)
             reply = scorer(row["prompt"], row["answer"], row["expected"])
             replies.write(json.dumps({"row": row["row"], **reply}) + "\n")
+        os._exit(0)  # whatever the user's code has started
 
 
 if __name__ == "__main__":

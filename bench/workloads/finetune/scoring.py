@@ -5,15 +5,15 @@ it began from. They are computed at step 0 and stored next to the checkpoints, s
 failure of answers or scores is part of the result and does not fail the training.
 """
 
+import contextlib
 import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from bench.data.inputs import InputError
@@ -33,6 +33,7 @@ BASE_SCORE_FILE = "score-before.json"
 PROBE = "\N{FOUR DOT PUNCTUATION}"  # no template's text contains it
 MAX_FAILURE_CHARS = 300
 PROGRESS_SEC = 0.5
+T = TypeVar("T")
 
 
 class StopRequested(Exception):
@@ -43,21 +44,15 @@ class StopRequested(Exception):
 class ScoredAnswers(Checksummed):
     """Answers and their scores in the order of the prompts; both are empty after a `failure`.
 
-    `questions` and `scorer` are digests of the prompts and base, and of the scoring method.
+    `key` is the digest of prompts, base and scoring method.
     """
 
     FILE, KIND = BASE_SCORE_FILE, "score before training"
 
-    questions: str
-    scorer: str
+    key: str
     answers: list[str]
     scores: list[RowScore]
     failure: str | None = None
-
-    @property
-    def mean(self) -> tuple[float, float, float] | None:
-        """Mean score and its interval; None without a score."""
-        return score.mean_score(self.scores)
 
 
 @dataclass(kw_only=True)
@@ -149,34 +144,32 @@ class TrainingScorer:
         self._generator, self._check = make_generator(on_step=check), check
         self._texts = RowTexts(tokenizer, training_set.training.data.special_tokens)
         parts = [
-            context.identity.model,
-            training_set.training.init_sha256,
+            *(context.identity.model, training_set.training.init_sha256, scoring.method, scoring.sha256),
             *([case.prompt, case.reference] for case in self._cases),
         ]
-        self._questions = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        self._key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def measure(self) -> ScoredAnswers:
         """Answer the prompts with the present weights and score the answers. Raises StopRequested on all ranks."""
+        scores = list[RowScore]()
         answers, failure = self._answer()
-        result = self._make_result(answers, failure)
-        result = result if failure is not None else self._score(result)
-        self._context.report(mean_score=None if result.mean is None else result.mean[0])
-        return result
-
-    def _make_result(self, answers: list[str], failure: str | None) -> ScoredAnswers:
-        return ScoredAnswers(
-            questions=self._questions, scorer=self._scoring.digest, answers=answers, scores=[], failure=failure
-        )
+        if failure is None:
+            rows = self._texts.rows(self._cases, answers)
+            found, failure = self._on_first_rank(lambda: self._scoring.score(rows, self._check))
+            scores = found or []
+        mean = score.mean_score(scores)
+        self._context.report(mean_score=None if mean is None else mean.mean)
+        return ScoredAnswers(key=self._key, answers=answers, scores=scores, failure=failure)
 
     def score_base(self) -> ScoredAnswers:
         """Return the score before the training: stored, or computed with the first weights. Raises StopRequested."""
         stored = self._load_base()
         if stored is not None:
             return stored
-        weights = self._first_weights()
-        if isinstance(weights, str):
-            self._context.report(log=f"score: {weights}", flag=f"score: {weights}")
-            return self._make_result([], weights)
+        weights, failure = self._first_weights()
+        if failure is not None:
+            self._flag(failure)
+            return ScoredAnswers(key=self._key, answers=[], scores=[], failure=failure)
         kept = {name: self._adapter[name].clone() for name in weights}
         try:
             for name, tensor in weights.items():
@@ -186,12 +179,15 @@ class TrainingScorer:
             for name, tensor in kept.items():
                 self._adapter[name].copy_(tensor)
         problem = result.failure or self._store_base(result)
-        if problem is None and result.mean is None and result.scores:
+        if problem is None and result.scores and all(row.score is None for row in result.scores):
             first = result.scores[0]
             problem = f"no row has a score: {'' if first.fault is None else first.fault.label}: {first.detail}"
         if problem is not None:
-            self._context.report(log=f"score: {problem}", flag=f"score: {problem}")
+            self._flag(problem)
         return result
+
+    def _flag(self, problem: str) -> None:
+        self._context.report(log=f"score: {problem}", flag=f"score: {problem}")
 
     def compare(self) -> TrainingScore:
         """Compare the base with the present weights. Raises StopRequested."""
@@ -217,32 +213,24 @@ class TrainingScorer:
             failure=failure,
         )
 
-    def _first_weights(self) -> dict[str, Any] | str:
-        """Return tensors of the adapter before the first step: B = 0, or those that it began from; or why not."""
-        if self._training.init_adapter is None:
-            return {name: tensor.new_zeros(()) for name, tensor in self._adapter.items() if "lora_B" in name}
-        first: dict[str, Any] | str = ""
-        if self._group.rank == 0:
-            try:
-                first = load_file(verify_init_adapter(self._training.init_adapter, self._training.init_sha256))
-            except (InputError, SafetensorError) as error:
-                first = escape_controls(str(error))
-        return self._group.broadcast_object(first)  # type: ignore[no-any-return]
+    def _first_weights(self) -> tuple[Mapping[str, Any], str | None]:
+        """Return tensors of the adapter before the first step, B = 0 or those that it began from; or why not."""
+        folder = self._training.init_adapter
+        if folder is None:
+            return {name: tensor.new_zeros(()) for name, tensor in self._adapter.items() if "lora_B" in name}, None
+        weights, failure = self._on_first_rank(
+            lambda: load_file(verify_init_adapter(folder, self._training.init_sha256))
+        )
+        return weights or {}, failure
 
     def _load_base(self) -> ScoredAnswers | None:
-        """Return the stored result; None without one of these prompts and this base."""
+        """Return the stored result; None without one of these prompts, this base and this method."""
         stored: ScoredAnswers | None = None
         if self._context.checkpoints is not None:
-            try:
+            with contextlib.suppress(ResultError):  # absent, or damaged: the answers are computed again
                 stored = ScoredAnswers.read(self._context.checkpoints / BASE_SCORE_FILE)
-            except ResultError:
-                stored = None  # absent, or damaged: the answers are computed again
         stored = self._group.broadcast_object(stored)
-        if stored is None or stored.questions != self._questions or len(stored.answers) != len(self._cases):
-            return None
-        if stored.scorer == self._scoring.digest and len(stored.scores) == len(self._cases):
-            return stored
-        return self._score(replace(stored, scorer=self._scoring.digest))
+        return stored if stored is not None and stored.key == self._key else None
 
     def _store_base(self, result: ScoredAnswers) -> str | None:
         """Store the result on rank 0; return why it cannot be stored, or None."""
@@ -256,43 +244,35 @@ class TrainingScorer:
 
     def _answer(self) -> tuple[list[str], str | None]:
         """Return all answers, and the failure of any rank. Raises StopRequested."""
-        group, texts, failure, is_stopped = self._group, list[str](), None, False
+        group, answers = self._group, [""] * len(self._cases)
         share = self._cases[group.rank :: group.world_size]
-        try:
-            texts = [
-                answer.text
-                for answer in self._generator.generate(
-                    [case.prompt for case in share], [case.max_tokens for case in share]
-                )
-            ]
-        except StopRequested:
-            is_stopped = True
-        except Exception as error:  # noqa: BLE001 - the result names it, and the training keeps its own result
-            failure = escape_controls(f"rank {group.rank}: {type(error).__name__}: {error}")[:MAX_FAILURE_CHARS]
-        gathered = group.gather_objects((texts, failure, is_stopped))
-        if any(stopped for _, _, stopped in gathered):
-            raise StopRequested
+        prompts, limits = [case.prompt for case in share], [case.max_tokens for case in share]
+        gathered = group.gather_objects(self._try(lambda: self._generator.generate(prompts, limits)))
+        _raise_stop(gathered)
         failure = next((each for _, each, _ in gathered if each is not None), None)
         if failure is not None:
             return [], failure
-        answers = [""] * len(self._cases)
-        for rank, (rank_texts, _, _) in enumerate(gathered):
-            answers[rank :: group.world_size] = rank_texts
+        for rank, (rank_answers, _, _) in enumerate(gathered):
+            answers[rank :: group.world_size] = [answer.text for answer in rank_answers]
         return answers, None
 
-    def _score(self, result: ScoredAnswers) -> ScoredAnswers:
-        """Score the answers on rank 0, for all ranks. Raises StopRequested."""
-        outcome: list[RowScore] | str | None = None
-        if self._group.rank == 0:
-            try:
-                outcome = self._scoring.score(self._texts.rows(self._cases, result.answers), self._check)
-            except StopRequested:
-                outcome = None
-            except OSError as error:
-                outcome = escape_controls(f"the score's process cannot be started: {error}")[:MAX_FAILURE_CHARS]
-        outcome = self._group.broadcast_object(outcome)
-        if outcome is None:
-            raise StopRequested
-        if isinstance(outcome, str):
-            return replace(result, answers=[], failure=outcome)
-        return replace(result, scores=outcome)
+    def _on_first_rank(self, work: Callable[[], T]) -> tuple[T | None, str | None]:
+        """Return what `work` returns on rank 0, or its failure, on all ranks. Raises StopRequested."""
+        done = self._group.broadcast_object(self._try(work) if self._group.rank == 0 else None)
+        _raise_stop([done])
+        return done[0], done[1]
+
+    def _try(self, work: Callable[[], T]) -> tuple[T | None, str | None, bool]:
+        """Return what `work` returns, its failure, and whether it was stopped: other ranks wait for this one."""
+        try:
+            return work(), None, False
+        except StopRequested:
+            return None, None, True
+        except Exception as error:  # noqa: BLE001 - the result names it, and the training keeps its own result
+            failure = f"rank {self._group.rank}: {type(error).__name__}: {error}"
+            return None, escape_controls(failure)[:MAX_FAILURE_CHARS], False
+
+
+def _raise_stop(results: Sequence[tuple[Any, str | None, bool]]) -> None:
+    if any(is_stopped for _, _, is_stopped in results):
+        raise StopRequested

@@ -1,6 +1,7 @@
 """Score files of users, real processes: every way to fail costs its own row, and is named."""
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -25,7 +26,8 @@ def scores(tmp_path, *answers: str, text: str = FILE, row_sec: float = 20.0) -> 
     path.write_text(text)
     scoring = Scoring(method=str(path), sha256=sha256_of(path))
     rows = [AnsweredRow(prompt="p\n\u2028", answer=answer, expected="\ud800\N{SNOWMAN}") for answer in answers]
-    results = scoring.score(rows, row_sec=row_sec, start_sec=20.0)
+    with mock.patch.multiple(score, ROW_SEC=row_sec, START_SEC=20.0):
+        results = scoring.score(rows)
     return [(result.score if result.fault is None else result.fault, result.detail) for result in results]
 
 

@@ -98,9 +98,6 @@ def test_a_resumed_training_scores_only_what_is_missing(lab, tmp_path, answered)
     assert (trainer.state.step, trainer.run()) == (2, "finished")
     assert trainer.score().method == "exact"
     assert len(answered) == 3, "before, with B = 0, and after"
-    trainer.scorer._scoring = score.Scoring(method="contains", sha256=None)
-    assert trainer.score().method == "contains"
-    assert len(answered) == 4, "other scores of the stored answers before"
 
 
 def test_a_stop_during_the_last_score_repeats_no_step(lab, tmp_path):
