@@ -5,10 +5,9 @@ On several machines, the first one leads: it measures and writes. The others onl
 
 import contextlib
 import os
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +17,6 @@ from bench.harness.record import Record
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.machine import nvml
 from bench.records import Trial
-from bench.records.status import escape_controls
 from bench.workloads.ranks.multi_node import (
     JOIN_TIMEOUT_SEC,
     LeaderGone,
@@ -30,7 +28,6 @@ from bench.workloads.ranks.multi_node import (
 from bench.workloads.ranks.watch import RankFailed, RankLimits, RankOutOfMemory, Ranks
 
 SILENCE_VARIABLE = "QLORA_FLEET_SILENCE_SEC"
-INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 SILENCE_SEC = 45.0  # a dead or hung rank then ends the trial within 60 s
 STEP_MARGIN_SEC = 5.0  # report a silent rank before a hung step, because that report names the rank
 MIN_TOKENS_PER_SEC = 364.0  # half the rate of an A10: a slower step counts as hung
@@ -62,9 +59,7 @@ class RankLauncher:
         self.backend = ""
 
     def check(self) -> None:
-        """Choose the backend. Raises InputError for too few GPUs or an unusable interface."""
-        if self._nodes is not None:
-            check_interfaces(os.environ, [name for _, name in socket.if_nameindex()])
+        """Choose the backend. Raises InputError for too few GPUs."""
         self.backend = choose_backend(self._trial, len(nvml.visible_gpus()), self._nodes)
 
     @contextlib.contextmanager
@@ -233,28 +228,6 @@ def choose_backend(trial: Trial, gpus: int, nodes: NodeList | None = None) -> st
             remedy=f"choose a trial with at most {gpus} ranks, or a machine with more GPUs",
         )
     return "nccl"
-
-
-def check_interfaces(variables: Mapping[str, str], interfaces: Sequence[str]) -> None:
-    """Raise InputError if a variable for NCCL or gloo selects none of this machine's network interfaces.
-
-    Both would only fail after their timeout. NCCL takes the beginnings of names, or names after "=", and excludes those
-    after "^"; gloo takes names.
-    """
-    for variable in INTERFACE_VARIABLES:
-        value = variables.get(variable, "").strip()
-        if value and not any(_selects(variable, value, name) for name in interfaces):
-            raise InputError(
-                f"{variable}: {escape_controls(value)} selects no network interface of this machine, which has "
-                f"{', '.join(interfaces)}",
-                remedy="set it to the interface between the machines; for pods in manifests/base/environment.env",
-            )
-
-
-def _selects(variable: str, value: str, name: str) -> bool:
-    excludes, names = value.startswith("^"), value.lstrip("^=").split(",")
-    is_exact = variable.startswith("GLOO") or value.lstrip("^").startswith("=")
-    return excludes != any(name == each if is_exact else name.startswith(each) for each in names)
 
 
 def make_limits(trial: Trial) -> RankLimits:

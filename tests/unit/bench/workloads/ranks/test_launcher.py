@@ -17,7 +17,7 @@ from bench.harness.termination import Stopped, StopSignals
 from bench.records import Trial
 from bench.records.status import ReasonCode
 from bench.workloads.ranks import launcher
-from bench.workloads.ranks.launcher import RankLauncher, check_interfaces
+from bench.workloads.ranks.launcher import RankLauncher
 from bench.workloads.ranks.multi_node import LeaderGone, NodeList
 from bench.workloads.ranks.process import check_gpus
 from tests.support.faults import raising
@@ -97,32 +97,6 @@ def test_a_stop_waits_until_the_current_line_is_processed():
     with pytest.raises(Stopped, match="SIGTERM"):
         make_launcher(None, stops).follow_ranks(ranks, None, on_line)
     assert processed == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "is_found"),
-    [
-        ("GLOO_SOCKET_IFNAME", "", True),
-        ("GLOO_SOCKET_IFNAME", "eth0", True),
-        ("GLOO_SOCKET_IFNAME", "ib0,eth0", True),
-        ("GLOO_SOCKET_IFNAME", "eth", False),
-        ("GLOO_SOCKET_IFNAME", "eth1", False),
-        ("NCCL_SOCKET_IFNAME", "eth", True),
-        ("NCCL_SOCKET_IFNAME", "=eth0", True),
-        ("NCCL_SOCKET_IFNAME", "=eth", False),
-        ("NCCL_SOCKET_IFNAME", "ib,ens", False),
-        ("NCCL_SOCKET_IFNAME", "^lo", True),
-        ("NCCL_SOCKET_IFNAME", "^lo,eth", False),
-        ("NCCL_SOCKET_IFNAME", "^=eth", True),
-    ],
-)
-def test_an_interface_that_this_machine_lacks_is_named_with_its_variable(variable, value, is_found):
-    if is_found:
-        check_interfaces({variable: value}, ["lo", "eth0"])
-        return
-    with pytest.raises(InputError) as refused:
-        check_interfaces({variable: value}, ["lo", "eth0"])
-    assert all(part in str(refused.value) for part in (variable, value, "lo, eth0"))
 
 
 def test_ranks_with_gpus_of_two_kinds_are_refused():
