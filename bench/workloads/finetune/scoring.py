@@ -155,8 +155,8 @@ class TrainingScorer:
         answers, failure = self._answer()
         if failure is None:
             rows = self._texts.rows(self._cases, answers)
-            found, failure = self._on_first_rank(lambda: self._scoring.score(rows, self._check))
-            scores = found or []
+            row_scores, failure = self._on_first_rank(lambda: self._scoring.score(rows, self._check))
+            scores = row_scores or []
         mean = score.mean_score(scores)
         self._context.report(mean_score=None if mean is None else mean.mean)
         return ScoredAnswers(key=self._key, answers=answers, scores=scores, failure=failure)
