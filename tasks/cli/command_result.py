@@ -92,7 +92,7 @@ def deliver(answer: CommandResult | None, kind: str, out: TextIO, *, as_json: bo
 def print_object(kind: str, fields: Mapping[str, Any], out: TextIO) -> None:
     """Print one JSON object: the kind, SCHEMA_VERSION, then the fields."""
     document = {"kind": kind, "schema_version": SCHEMA_VERSION, **fields}
-    is_unicode = (out.encoding or "").lower().startswith("utf") and not getattr(out, "is_ascii", False)
+    is_unicode = (out.encoding or "").lower().startswith("utf")
     print(json.dumps(document, indent=1, ensure_ascii=not is_unicode), file=out, flush=True)
 
 

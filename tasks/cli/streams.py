@@ -8,28 +8,15 @@ import io
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Iterable
-from shutil import get_terminal_size
 from typing import Any
 
 from bench.records.status import ExitCode
 from reports.formatting import escape_text
 from tasks.errors import RetryableError, TaskFailed
 
-# Colours, links to files, and the sequences of a live table: cursor up and to the first column, erase line, hide and
-# show the cursor.
-_RICH_SEQUENCES = re.compile(
-    r"(\x1b\[(?:[0-9;]*m|[0-9]*[AGK]|\?25[lh])|\x1b\]8;(?:id=[0-9]+;file:///[!-~]*|;)\x1b\\|\r)"
-)
-# What is drawn beyond ASCII: symbols of checks, bars and the lines of rich's tables, for a terminal without them.
-ASCII_SYMBOLS = str.maketrans(
-    {"✓": "+", "✗": "x", "–": "-", "—": "-", "·": "|", "…": "...", "█": "#", "━": "#", "╸": "#", "╺": ".", "╌": "."}  # noqa: RUF001
-    | dict.fromkeys("─╴╶╷╵", "-")
-    | {"│": "|"}
-)
-GLUE = "\U000f0020"  # for private use: a space at which no line is broken, until it is written
-_COMMAND = re.compile(r"`[^`\n]*`")
+# Colours, and the sequences of a live table: cursor up and to the first column, erase line, hide and show the cursor.
+_RICH_SEQUENCES = re.compile(r"(\x1b\[(?:[0-9;]*m|[0-9]*[AGK]|\?25[lh])|\r)")
 
 
 class BrokenStdout(TaskFailed):
@@ -68,21 +55,10 @@ class Stderr(io.FileIO):
 
 
 class SanitizedStream(io.TextIOWrapper):
-    """Text stream that escapes everything that would control the terminal.
-
-    `is_ascii`: symbols are written in ASCII, because the encoding or the user's locale (LC_ALL=C) has no others.
-    `is_terminal`: lines are wrapped between words; the terminal would break them inside a word or a command.
-    """
-
-    is_ascii = is_terminal = False
+    """Text stream that escapes everything that would control the terminal."""
 
     def write(self, text: str, /) -> int:
-        escaped = escape_text(text)
-        return super().write(self.draw(wrap(escaped, get_terminal_size().columns) if self.is_terminal else escaped))
-
-    def draw(self, text: str) -> str:
-        """Replace symbols that the reader's terminal may not have."""
-        return text if not self.is_ascii or text.isascii() else text.translate(ASCII_SYMBOLS)
+        return super().write(escape_text(text))
 
     @property
     def rich_proxied_file(self) -> "RichStdout":
@@ -112,45 +88,16 @@ class RichStdout:
         self._stream = stream
 
     def write(self, text: str, /) -> int:
-        return io.TextIOWrapper.write(self._stream, self._stream.draw(escape_rich_output(text)).replace(GLUE, " "))
+        return io.TextIOWrapper.write(self._stream, escape_rich_output(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def glue_commands(text: str) -> str:
-    """Replace the spaces of commands in backticks, at which no line may be broken."""
-    return _COMMAND.sub(lambda match: match[0].replace(" ", GLUE), text)
 
 
 def escape_rich_output(text: str) -> str:
     """Escape rich's output, but keep rich's own sequences."""
     pieces = _RICH_SEQUENCES.split(text)
     return "".join(piece if index % 2 else escape_text(piece) for index, piece in enumerate(pieces))
-
-
-def wrap(text: str, width: int) -> str:
-    """Wrap lines longer than `width`. Commands in backticks stay whole, and lines of JSON are not changed."""
-    if len(text) <= width or width <= 0:
-        return text
-    return "\n".join(line if len(line) <= width else _wrap_line(line, width) for line in text.split("\n"))
-
-
-def _wrap_line(line: str, width: int) -> str:
-    content = line.lstrip()
-    if content.startswith(("{", "}", "[", "]", '"')):
-        return line
-    return "\n".join(
-        textwrap.wrap(
-            glue_commands(line),
-            width,
-            subsequent_indent=line[: len(line) - len(content)],
-            break_long_words=False,
-            break_on_hyphens=False,
-            expand_tabs=False,
-            replace_whitespace=False,
-        )
-    ).replace(GLUE, " ")
 
 
 def guard_standard_streams() -> None:
@@ -174,23 +121,13 @@ def guard_standard_streams() -> None:
 
 
 def _text_stream(raw: io.FileIO) -> SanitizedStream:
-    encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
-    stream = SanitizedStream(
+    return SanitizedStream(
         io.BufferedWriter(raw),
         encoding="utf-8",
         errors="backslashreplace",
         line_buffering=raw.isatty(),
         write_through=getattr(sys.__stdout__, "write_through", False),
     )
-    stream.is_terminal = raw.isatty()
-    stream.is_ascii = not encoding.lower().startswith("utf") or _is_c_locale()
-    return stream
-
-
-def _is_c_locale() -> bool:
-    """Check whether the user has set the C locale. Python then writes UTF-8 all the same (PEP 540)."""
-    names = (os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
-    return next(filter(None, names), "") in ("C", "POSIX")
 
 
 def _redirect_to_devnull(number: int) -> None:

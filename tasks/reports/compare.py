@@ -28,10 +28,11 @@ from reports.read.run_folder import load as load_run
 from reports.training import comparison
 from tasks.cli.command_result import CommandResult
 from tasks.cli.flags import parse_names
-from tasks.cli.terminal import console, print_path, ruled_table
+from tasks.cli.terminal import console, ruled_table
 from tasks.errors import RetryableError, TaskFailed, Undecided, UsageError, file_errors, translate_errors
 from tasks.fleet.run_store import find_run, is_training
 from tasks.settings.layers import Settings, load
+from tasks.settings.sources import display_path
 
 COMPARE_FILE = "compare.json"
 _MAX_EARLIER_RUNS = 20
@@ -89,7 +90,7 @@ def _compare_benchmarks(
     with file_errors(f"{path}: cannot be written", "choose another path with --out"):
         write_atomic(path, to_json(result))
     print_comparison(result)
-    print_path(path.absolute())
+    print(display_path(path.absolute()))
     return result
 
 

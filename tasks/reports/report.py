@@ -21,7 +21,7 @@ from reports.summary.summary import Summary
 from reports.training.training_facts import TrainingReport
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import parse_names
-from tasks.cli.terminal import console, print_path, ruled_table
+from tasks.cli.terminal import console, ruled_table
 from tasks.cli.waiting import Wait
 from tasks.errors import RetryableError, SomeTrialsFailed, UsageError, escape_controls, translate_errors
 from tasks.fleet.pending_results import missing_reason
@@ -109,7 +109,7 @@ def _show(report: Report[Any], exported: Iterable[Path]) -> None:
     for purpose, command in document.commands:
         print(escape_controls(f"{purpose}: `{command}`"))
     for path in (report.index, *exported):
-        print_path(path)
+        print(display_path(path))
 
 
 def terminal_table(table: Table) -> RichTable:

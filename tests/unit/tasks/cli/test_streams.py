@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 from collections.abc import Callable
 
 import pytest
@@ -14,11 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from reports.formatting import escape_text
-from tasks.cli import streams
-from tasks.cli.command_result import print_object
 from tasks.cli.streams import SanitizedStream, escape_rich_output
 from tasks.cli.terminal import console as console_of_tables
-from tasks.cli.terminal import ruled_table
 from tasks.clients.build_vm import print_job_line
 from tasks.fleet.live_display import FleetView
 
@@ -47,38 +43,6 @@ def test_json_stays_the_same_json(text: str) -> None:
 def test_printable_text_is_unchanged() -> None:
     text = "Gerät — 6.38 ✓ 日本語 │─┐ 10 GB\n\tnext"
     assert escape_text(text) == text
-
-
-def test_symbols_and_tables_are_ascii_for_a_reader_without_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    stdout, content = stream()
-    stdout.is_ascii = True
-    monkeypatch.setattr("sys.stdout", stdout)
-    table = ruled_table("check", "state")
-    table.add_row("VM", "✓")
-    console_of_tables().print(table)
-    print("✗ Gerät – 3 … 4")  # noqa: RUF001
-    print_object("paths", {"path": "Gerät – 3"}, stdout)  # noqa: RUF001
-    drawn, _, rest = content.getvalue().decode().partition("x Ger")
-    assert drawn.isascii()
-    text, _, document = rest.partition("\n")
-    assert text == "ät - 3 ... 4"
-    expected = {"kind": "paths", "schema_version": 2, "path": "Gerät – 3"}  # noqa: RUF001
-    assert json.loads(document) == expected
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [({"LC_ALL": "C"}, True), ({"LC_ALL": "C.UTF-8", "LANG": "C"}, False), ({"LANG": "POSIX"}, True), ({}, False)],
-)
-def test_an_ascii_reader_is_known_by_the_locale(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: bool
-) -> None:
-    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with streams._text_stream(io.FileIO(os.devnull, "w")) as out:
-        assert out.is_ascii is expected
 
 
 def test_a_line_of_a_job_is_one_line_without_controls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,12 @@
 
 import ast
 import io
-import json
-import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from rich.text import Text
 
-from tasks.cli.streams import SanitizedStream, wrap
-from tasks.cli.terminal import console, plain_table, print_path, read_line, ruled_table
+from tasks.cli.terminal import plain_table, ruled_table
 from tests.support.paths import ROOT
 
 
@@ -43,79 +39,6 @@ def test_where_columns_have_no_room_each_row_is_a_block_with_every_cell_whole(wi
     if width < 80:
         assert "\nno-checkpointing\n  kind distributed; step s 12.5;" in f"\n{output}"
         assert text.endswith("packed kind training; x baseline 1")
-
-
-TERMINALS: dict[str, tuple[dict[str, str], bool]] = {
-    "a terminal of this machine": ({"TERM": "xterm-256color"}, True),
-    "the text console": ({"TERM": "linux"}, False),
-    "a terminal without sequences": ({"TERM": "dumb"}, False),
-    "at the other end of SSH": ({"TERM": "xterm-256color", "SSH_CONNECTION": "10.0.0.1 1 10.0.0.2 22"}, False),
-}
-
-
-@pytest.mark.parametrize("case", TERMINALS)
-def test_a_path_is_a_link_where_the_terminal_takes_one(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    variables, is_link = TERMINALS[case]
-    monkeypatch.delenv("SSH_CONNECTION", raising=False)
-    for name, value in {**variables, "COLUMNS": "40"}.items():
-        monkeypatch.setenv(name, value)
-    content = io.BytesIO()
-    stdout = SanitizedStream(content, encoding="utf-8", write_through=True)
-    monkeypatch.setattr(stdout, "isatty", lambda: True)
-    monkeypatch.setattr("sys.stdout", stdout)
-    print_path(Path("/r/ä b/20261122-101500-quick/\x1b]8;;x\x1b\\/report/index.html"))
-    shown = "/r/ä b/20261122-101500-quick/\\u001b]8;;x\\u001b\\/report/index.html"
-    uri = "file:///r/%C3%A4%20b/20261122-101500-quick/%1B%5D8%3B%3Bx%1B%5C/report/index.html"
-    pattern = rf"\x1b\]8;id=\d+;{re.escape(uri)}\x1b\\{re.escape(shown)}\x1b\]8;;\x1b\\\n"
-    output = content.getvalue().decode()
-    assert re.fullmatch(pattern if is_link else f"{re.escape(shown)}\n", output)
-
-
-MESSAGE = (
-    "results/20261122-101500-quick/ledger.jsonl: cannot be written: No space left on device; free some space there, "
-    "then run `inv bench --resume=20261122-101500-quick`"
-)
-
-
-@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
-@pytest.mark.parametrize("draws", [True, False])
-def test_a_line_breaks_between_words_and_commands_stay_whole(
-    draws: bool, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    content = io.BytesIO()
-    stdout = SanitizedStream(content, encoding="utf-8", write_through=True)
-    monkeypatch.setattr("sys.stdout", stdout)
-    write = (lambda text: console().print(Text(text))) if draws else print
-    write(MESSAGE)
-    assert content.getvalue().decode() == f"{MESSAGE}\n", "a pipe gets one line"
-    content.truncate(0)
-    content.seek(0)
-    stdout.is_terminal = True
-    stdout.isatty = lambda: True  # type: ignore[method-assign]
-    write(MESSAGE)
-    lines = content.getvalue().decode().splitlines()
-    assert " ".join(line.rstrip() for line in lines) == MESSAGE
-    assert max(map(len, lines)) <= width
-    assert any("`inv bench --resume=20261122-101500-quick`" in line for line in lines)
-
-
-def test_a_question_is_wrapped_between_words(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr("builtins.input", lambda prompt: f"{prompt}typed ")
-    text = "build VM, a name from ~/.ssh/config [none]:"
-    assert read_line(f"{text} ") == "[none]: typed"
-    assert capsys.readouterr().out == "build VM, a name from ~/.ssh/config\n"
-
-
-def test_json_and_indented_lines_keep_their_form_on_a_terminal() -> None:
-    document = json.dumps({"found": " ".join(["word"] * 30)}, indent=1)
-    assert wrap(document, 40) == document
-    lines = wrap(f"  {'word ' * 20}end", 40).split("\n")
-    assert len(lines) == 3
-    assert all(line.startswith("  word") for line in lines)
 
 
 def test_only_the_module_terminal_makes_a_console_and_every_live_drawing_gets_one() -> None:
