@@ -152,18 +152,15 @@ def words(help: str, **rules: Any) -> Any:  # noqa: A002
 
 
 class Section(enum.Enum):
-    """Heading of commands in `inv --list`; the value is its name in `inv help NAME`, where no command has that name."""
+    """Heading of commands in `inv --list`."""
 
-    SET_UP = "setup", "Set up"
-    BUILD = "images", "Build: image, models, build VM"
-    CLUSTER = "cluster", "Cluster"
-    BENCHMARK = "benchmark", "Benchmark, and follow any run"
-    TRAIN = "training", "Train"
-    AFTER = "after", "After: reports, adapters, servers"
-    TENANCY = "tenancy", "Tenancy of Oracle Cloud"
-
-    def __init__(self, topic: str, title: str) -> None:
-        self.topic, self.title = topic, title
+    SET_UP = "Set up"
+    BUILD = "Build: image, models, build VM"
+    CLUSTER = "Cluster"
+    BENCHMARK = "Benchmark, and follow any run"
+    TRAIN = "Train"
+    AFTER = "After: reports, adapters, servers"
+    TENANCY = "Tenancy of Oracle Cloud"
 
 
 _ORDER = itertools.count()

@@ -19,7 +19,7 @@ def list_commands(commands: Iterable[Command]) -> str:
     parts = []
     for section, members in groupby(ordered, key=lambda command: command.section):
         lines = [f"{_INDENT}{each.shown_name:<{width + _GAP}}{each.summary}" for each in members]
-        parts.append("\n".join([section.title, *lines]))
+        parts.append("\n".join([section.value, *lines]))
     return "\n\n".join(parts)
 
 
@@ -40,11 +40,6 @@ def explain_command(command: Command, context: ParserContext) -> str:
     parts = [usage, description, *(f"{title}:\n{_two_columns(rows)}" for title, rows in columns.items() if rows)]
     examples = "\n".join(f"{_INDENT}{example}" for example in command.examples)
     return "\n\n".join([*parts, f"Examples:\n{examples}\n"])
-
-
-def section_of(topic: str) -> Section | None:
-    """Return the section with this name in `inv help NAME`."""
-    return next((section for section in Section if section.topic == topic), None)
 
 
 def _two_columns(pairs: Sequence[tuple[str, str | None]]) -> str:

@@ -10,8 +10,9 @@ from invoke.parser import parser
 from invoke.parser.context import ParserContext
 from invoke.vendor.lexicon import Lexicon
 
-from tasks.cli.flags import NamedArgument
+from tasks.cli.flags import NamedArgument, load_target
 from tasks.errors import UsageError
+from tasks.settings.sources import env_name
 
 _HELP, _RUN_ID = "help", re.compile(r"\d{8}-\d{6}-|latest$")
 
@@ -141,6 +142,11 @@ class PatchedParser(parser.ParseMachine):
             raise ParseError(f"{token}: no such task{advice}", self.context)
         flags = [flag for flag in known if len(token) > 2 or flag.startswith(f"-{token}")]
         advice = f"`inv --help {task}` shows all flags" if task else "`inv --help` shows all"
+        section = "train" if task == "data.check" else task
+        if task and (keys := load_target("tasks.settings.layers:setting_of")(token, section)) is not None:
+            once = f"`{env_name(keys)}=VALUE inv {task}`"
+            setting = f"{'.'.join(keys)} is a setting; once: {once}; always: in ~/.invoke.yaml"
+            raise ParseError(f"{self._task}{token}: no such flag, but {setting}", self.context)
         if not task and any(token in other.flags for other in self.contexts.values()):
             raise ParseError(f"{token}: a flag of a task follows its name; type `inv TASK {token}`", self.context)
         raise ParseError(f"{self._task}{token}: no such flag{suggest(token, flags, advice)}", self.context)

@@ -14,7 +14,7 @@ from tasks.cli.program import _InvProgram
 from tests.support.paths import ROOT
 
 GOLDEN = Path(__file__).with_name("inv")
-LISTS = {"bare": (), "help": ("--help",), "list": ("--list",), "list_all": ("--list", "--all")}
+LISTS = {"bare": (), "list": ("--list",), "list_all": ("--list", "--all")}
 HELP = LISTS | {context.name: ("--help", context.name) for context in ns.to_contexts()}
 
 
