@@ -177,8 +177,9 @@ class _InvProgram(Program):
         for word in self.core.unparsed:
             flag, _, value = word.partition("=")
             task = tasks.get(word, task)
-            argument = task.flags.get(flag) if task is not None and value else None
-            if argument is not None and (argument.kind is bool or (argument.optional and value in tasks)):
+            if task is None or not value or (argument := task.flags.get(flag)) is None:
+                continue
+            if argument.kind is bool or (argument.optional and value in tasks):
                 raise UsageError(
                     f"{task.name}: {flag}: expected no value, found {value!r}", remedy=f"type `{flag}`, or omit it"
                 )
