@@ -1,9 +1,6 @@
 """Text to batches: the tokenizer's chat template, then rows in the trial's layout, in an order set by the seed.
 
 - `pad`, the published loop: one sample per row, cut at max_seq_len and padded to it; padding carries no loss.
-- `bucket`: like `pad`, with samples of about equal length in a batch, padded to the longest of them.
-- `pack`: samples end to end with an end-of-sequence token between them, cut into full blocks. Attention and positions
-  cross samples: the layout measures the cost of padding, and is not the best way to train.
 - `varlen`: the samples of `pad`, whole, in one row of micro_batch_size x max_seq_len positions per micro-batch.
   Positions restart with each sample, attention stays within it, and its first token is not a target, so loss and
   gradients are those of separate samples.
@@ -19,20 +16,19 @@ import signal
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, pairwise
+from itertools import chain, cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import ExampleBuilder
 from bench.data.model_folder import read_separation
-from bench.data.packing import Row, bucket_by_length, pack_blocks, pack_whole_samples
+from bench.data.packing import Row, pack_whole_samples
 from bench.data.readers import BadLines
 from bench.records import Trial
 from bench.torch_stack import Stack
 
 IGNORE_INDEX = -100  # label that PyTorch's cross-entropy skips
-BUCKET_TOKENS = 64  # lengths of bucketed batches are multiples of it: few shapes, so the allocator reuses its blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +41,7 @@ class Batch:
 
     input_ids: Any
     labels: Any
-    samples: float
+    samples: int
     tokens: int
     useful_tokens: int
     attention_mask: Any = None
@@ -65,32 +61,33 @@ def padding_token(tokenizer: Any) -> int:
 
 def make_rows(trial: Trial, conversations: Sequence[Conversation], tokenizer: Any) -> list[Row]:
     """Make the distinct rows that the trial's steps need, at most one pass over the data. Raises InputError."""
+    needed, samples = rows_needed(trial), _samples(trial, conversations, tokenizer)
+    if trial.layout == "pad":
+        return [Row(ids=ids[: trial.max_seq_len]) for ids in islice(samples, needed)]
+    separation = read_separation(Path(trial.model))
+    if not separation.is_packed:
+        raise InputError(
+            f"{trial.model}: transformers' model does not separate samples in one row", remedy="use the layout pad"
+        )
+    return pack_whole_samples(
+        samples, trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, needed, separation
+    )
+
+
+def make_prompts(trial: Trial, conversations: Sequence[Conversation], tokenizer: Any, count: int) -> list[list[int]]:
+    """Make `count` prompts of `max_seq_len` tokens, cut from the samples end to end. Raises InputError."""
+    tokens, length = chain.from_iterable(cycle(_samples(trial, conversations, tokenizer))), trial.max_seq_len
+    return [list(islice(tokens, length)) for _ in range(count)]
+
+
+def _samples(trial: Trial, conversations: Sequence[Conversation], tokenizer: Any) -> Iterator[list[int]]:
+    """Yield the token ids of the conversations in an order set by the seed. Raises InputError."""
     order = list(range(len(conversations)))
     random.Random(trial.seed).shuffle(order)  # noqa: S311 - a reproducible order, not a secret
-    needed, skipped = rows_needed(trial), BadLines(source=trial.data, policy="skip")
+    skipped = BadLines(source=trial.data, policy="skip")
     on_bad_line = partial(skipped.add, lines=len(order)) if trial.reading.bad_lines == "skip" else None
     builder = ExampleBuilder(tokenizer, trial.reading, max_seq_len=None, on_bad_line=on_bad_line)
-    samples = (example.ids.tolist() for example in builder.build(conversations[index] for index in order))
-    if trial.layout == "varlen":
-        separation = read_separation(Path(trial.model))
-        if not separation.is_packed:
-            raise InputError(
-                f"{trial.model}: transformers' model does not separate samples in one row",
-                remedy="use the layout bucket",
-            )
-        positions = trial.micro_batch_size * trial.max_seq_len
-        return pack_whole_samples(samples, trial.max_seq_len, positions, needed, separation)
-    if trial.layout in ("pad", "bucket"):
-        rows = [Row(ids=ids[: trial.max_seq_len], samples=1) for ids in islice(samples, needed)]
-        return bucket_by_length(rows, trial.micro_batch_size, trial.seed) if trial.layout == "bucket" else rows
-    packed = pack_blocks(samples, trial.max_seq_len, needed, tokenizer.eos_token_id)
-    if len(packed) < trial.micro_batch_size:
-        raise InputError(
-            f"{trial.data}: fills {len(packed)} blocks of {trial.max_seq_len} tokens, fewer than a batch of "
-            f"{trial.micro_batch_size} (micro_batch_size)",
-            remedy="add data, or reduce max_seq_len or micro_batch_size",
-        )
-    return packed
+    return (example.ids.tolist() for example in builder.build(conversations[index] for index in order))
 
 
 def rows_needed(trial: Trial) -> int:
@@ -122,16 +119,19 @@ def make_batches(
 
 
 class PaddedCollate:
-    """Collate function for padded rows: (tensors by name, (samples, tokens, useful tokens)). Runs in the loader."""
+    """Collate function for padded rows: (tensors by name, (samples, tokens, useful tokens)). Runs in the loader.
 
-    def __init__(self, max_seq_len: int, padding: int, multiple: int = 0) -> None:
-        self.max_seq_len, self.padding, self.multiple = max_seq_len, padding, multiple or max_seq_len
+    With `to_longest` they are padded to the longest of them, otherwise to `max_seq_len`.
+    """
 
-    def __call__(self, rows: list[Row]) -> tuple[dict[str, Any], tuple[float, int, int]]:
+    def __init__(self, max_seq_len: int, padding: int, *, to_longest: bool = False) -> None:
+        self.max_seq_len, self.padding, self.to_longest = max_seq_len, padding, to_longest
+
+    def __call__(self, rows: list[Row]) -> tuple[dict[str, Any], tuple[int, int, int]]:
         import torch
 
         lengths = [len(row.ids) for row in rows]
-        length = min(self.max_seq_len, -(-max(lengths) // self.multiple) * self.multiple)
+        length = max(lengths) if self.to_longest else self.max_seq_len
         tensors = _ids_and_labels(rows, length, self.padding)
         mask = (torch.arange(length) < torch.tensor(lengths)[:, None]).to(torch.int64)
         counts = sum(row.samples for row in rows), mask.numel(), sum(lengths)
@@ -157,7 +157,7 @@ def _collate_function(trial: Trial, padding: int) -> Any:
     if trial.layout == "varlen":
         short = read_separation(Path(trial.model)).short
         return Unpacked(trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, padding, short=short)
-    return PaddedCollate(trial.max_seq_len, padding, BUCKET_TOKENS if trial.layout == "bucket" else 0)
+    return PaddedCollate(trial.max_seq_len, padding)
 
 
 class Unpacked:
@@ -171,7 +171,7 @@ class Unpacked:
         self.longest = longest if short is None else min(longest, short)
         self.positions, self.padding, self.edges = positions, padding, edges
 
-    def __call__(self, rows: list[Row]) -> tuple[dict[str, Any], tuple[float, int, int]]:
+    def __call__(self, rows: list[Row]) -> tuple[dict[str, Any], tuple[int, int, int]]:
         import torch
 
         (row,) = rows

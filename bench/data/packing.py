@@ -1,6 +1,5 @@
 """Samples into rows, for benchmarks and trainings. Only the standard library.
 
-A benchmark's samples are lists of token ids: cut into full blocks, whole in one long row, or ordered by length;
 `bench.data.collate` makes tensors of rows.
 
 A training's row is a micro-batch of whole examples, up to `row_tokens` tokens, that do not attend to each other. Where
@@ -18,7 +17,6 @@ digest of the example), so a line added to the data moves no other.
 
 import hashlib
 import math
-import random
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +24,6 @@ from itertools import chain
 
 from bench.architectures import Separation
 
-WINDOW_BATCHES = 50  # micro-batches sorted by length together, as in transformers' group_by_length
 OPEN_ROWS = 64
 PACKED = Separation()
 WINDOW_EXAMPLES = 4096
@@ -35,42 +32,19 @@ LAUNCH_TOKENS = 1024.0  # with this many positions, half of a step's time does n
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of a batch before padding. `samples` is 1 when padded, the sum of its fractions of samples when packed.
+    """One row of a batch before padding.
 
-    Fractions, because a long sample fills several blocks: counted only where it ends, some steps would count no sample.
-    `lengths` are those of the whole samples in a row of the layout varlen, in order; else empty. `targets` has a byte
-    for each id, 1 for a target of a training; None: every id.
+    `lengths` are those of its whole samples, in order; empty for a padded row of a benchmark, which has one. `targets`
+    has a byte for each id, 1 for a target of a training; None: every id.
     """
 
     ids: list[int]
-    samples: float
     lengths: tuple[int, ...] = ()
     targets: bytes | None = None
 
-
-def pack_blocks(samples: Iterable[list[int]], block: int, needed: int, end_token: int) -> list[Row]:
-    """Pack samples end to end, with `end_token` between them, and cut them into full blocks of `block` tokens."""
-    rows: list[Row] = []
-    ids: list[int] = []
-    shares: list[float] = []  # for each of `ids`, its fraction of its sample
-    seen: list[list[int]] = []
-    source = iter(samples)
-    while len(rows) < needed:
-        sample = next(source, None)
-        if sample is None:
-            if rows:
-                break  # one pass is complete; its last, unfilled block is dropped
-            source = iter(seen)  # the data does not fill one block: repeat it until it does
-            continue
-        if not rows:
-            seen.append(sample)
-        ended = sample if sample[-1:] == [end_token] else [*sample, end_token]
-        ids += ended
-        shares += [1 / len(ended)] * len(ended)
-        while len(ids) >= block and len(rows) < needed:
-            rows.append(Row(ids=ids[:block], samples=math.fsum(shares[:block])))
-            ids, shares = ids[block:], shares[block:]
-    return rows
+    @property
+    def samples(self) -> int:
+        return len(self.lengths) or 1
 
 
 def pack_whole_samples(
@@ -89,27 +63,7 @@ def pack_whole_samples(
             break
     first, *rest = fill_rows([*map(len, cut)], range(len(cut)), positions, separation)
     rows = [[cut[index] for index in row] for row in (first, *rest[:-1])][:needed]
-    return [Row(ids=[*chain.from_iterable(row)], samples=len(row), lengths=tuple(map(len, row))) for row in rows]
-
-
-def bucket_by_length(rows: list[Row], batch: int, seed: int) -> list[Row]:
-    """Order rows so that every `batch` of them have about equal length; the seed orders the batches."""
-    rng = random.Random(seed)  # noqa: S311 - a reproducible order, not a secret
-    ordered: list[Row] = []
-    for start in range(0, len(rows), batch * WINDOW_BATCHES):
-        window = sorted(rows[start : start + batch * WINDOW_BATCHES], key=lambda row: len(row.ids), reverse=True)
-        batches = [window[first : first + batch] for first in range(0, len(window), batch)]
-        # The longest first: if memory runs out, it does so in the first step and not in the hundredth.
-        longest, rest = batches[:1], batches[1:]
-        rng.shuffle(rest)
-        full = [group for group in rest if len(group) == batch]
-        partial = [group for group in rest if len(group) < batch]
-        for group in (*longest, *full, *partial):
-            ordered += group
-    return ordered
-
-
-# Trainings -----------------------------------------------------------------------------------------------------------
+    return [Row(ids=[*chain.from_iterable(row)], lengths=tuple(map(len, row))) for row in rows]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from bench.records.workloads import SUITES, WORKLOADS, SuiteTrial, Workload, nam
 
 OPTIMIZERS = ("paged_adamw_8bit", "adamw_torch")
 BASE_PRECISIONS = ("nf4", "bf16")
-LAYOUTS = ("pad", "bucket", "pack", "varlen")
+LAYOUTS = ("pad", "varlen")
 RECIPES = ("reference", "stock", "fast")
 MATMULS = ("bf16", "int8")
 PROFILES = ("gpu", "tiny")

@@ -11,11 +11,10 @@ The base is measured first (path `base`), then with unmerged LoRA adapters of th
 (path `adapter`): the cost of an answer with a fine-tuned model.
 """
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from bench.data.collate import make_rows
+from bench.data import collate
 from bench.data.inputs import Conversation, InputError, Inputs
 from bench.data.tokenizer import load_trial_tokenizer
 from bench.harness import termination
@@ -91,17 +90,7 @@ def prepare_model(stack: Stack, model: Any) -> None:
 
 def make_prompts(session: TorchSession, trial: Trial, conversations: list[Conversation], count: int) -> Any:
     """Make `count` prompts of `max_seq_len` tokens each, without padding: int64 on the device. Raises InputError."""
-    tokenizer = load_trial_tokenizer(trial)
-    packed = dataclasses.replace(
-        trial,
-        layout="pack",
-        micro_batch_size=count,
-        gradient_accumulation_steps=1,
-        warmup_steps=0,
-        measured_steps=1,
-    )
-    rows = make_rows(packed, conversations, tokenizer)
-    ids = [rows[index % len(rows)].ids for index in range(count)]
+    ids = collate.make_prompts(trial, conversations, load_trial_tokenizer(trial), count)
     return session.modules.torch.tensor(ids, dtype=session.modules.torch.int64, device=session.placement.device)
 
 

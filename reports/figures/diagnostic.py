@@ -35,7 +35,7 @@ _VALUES = {
     "paged_adamw_8bit": "paged 8-bit AdamW",
     "adamw_torch": "AdamW",
     "pad": "padded",
-    "pack": "packed",
+    "varlen": "packed",
 }
 
 

@@ -31,7 +31,7 @@ from bench import torch_stack
 from bench.architectures import find
 from bench.data.collate import make_batches
 from bench.data.model_folder import read_config
-from bench.data.packing import Row, bucket_by_length, pack_whole_samples
+from bench.data.packing import Row, pack_whole_samples
 from bench.predict import flops, memory
 from bench.qlora import recipes
 from bench.qlora.recipes.cuda_graph import CHECKPOINT_COPIES, HEADROOM_BYTES
@@ -91,7 +91,6 @@ def cases() -> tuple[Case, ...]:
         _fast("wide", "all-linear fast", {**plain, **wide}, held=True, goal=">= 3.0x", **to_wide),
         _in_eight("wide", {**plain, **wide}, goal=">= 5x", **to_wide),
         Case(name="ragged reference padded", group="packed", ragged=True),
-        Case(name="ragged reference bucketed", group="packed", changes={"layout": "bucket"}, **to_padded),
         Case(name="ragged reference packed", group="packed", changes=varlen, **to_padded),
         _fast("packed", "ragged fast packed", {**plain, **varlen}, held=True, goal=">= 7.5x", **to_padded),
         _in_eight("packed", {**plain, **varlen}, goal=">= 11x", **to_padded),
@@ -221,7 +220,7 @@ class Bench:
 
         count = trial.micro_batch_size * (WARMUP + self.steps)
         if not case.ragged:
-            return [Row(ids=tokens(trial.max_seq_len), samples=1) for _ in range(count)]
+            return [Row(ids=tokens(trial.max_seq_len)) for _ in range(count)]
         # Every case has the same lengths, those of warm-up and measured steps of one mean each; packed rows go
         # through them several times.
         warming, mean = trial.micro_batch_size * WARMUP, self.mean * trial.max_seq_len / 512
@@ -231,8 +230,7 @@ class Bench:
             return pack_whole_samples(
                 samples, trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, WARMUP + self.steps
             )
-        rows = [Row(ids=sample, samples=1) for sample in samples[:count]]
-        return bucket_by_length(rows, trial.micro_batch_size, trial.seed) if trial.layout == "bucket" else rows
+        return [Row(ids=sample) for sample in samples[:count]]
 
 
 def hold_most_layers(config: Mapping[str, Any], trial: Trial) -> Trial:

@@ -165,7 +165,7 @@ def _inputs(torch: Any, case: Case, vocabulary: int, count: int) -> Iterator[dic
         inputs = {"input_ids": ids, "labels": ids}
         if case.packed:
             samples = tuple(drawn_to(case.max_seq_len, drawn))
-            row = Row(ids=ids[0].tolist(), samples=len(samples), lengths=samples)
+            row = Row(ids=ids[0].tolist(), lengths=samples)
             inputs, _ = Unpacked(LONGEST, case.max_seq_len, 0)([row])
         yield {name: each.pin_memory() if torch.cuda.is_available() else each for name, each in inputs.items()}
 

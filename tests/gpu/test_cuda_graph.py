@@ -73,7 +73,7 @@ def packed(number: int, longest: int = 128, edges: int = 0) -> Batch:
     lengths = [10] * 40 if number == 3 else [longest - number, 7, 3 * number + 1, longest // 2, 1]
     ids = torch.randint(2, VOCABULARY, (sum(lengths),), generator=generator).tolist()
     tensors, (samples, tokens, useful) = Unpacked(longest, 4 * longest, 0, edges)(
-        [Row(ids=ids, samples=len(lengths), lengths=tuple(lengths))]
+        [Row(ids=ids, lengths=tuple(lengths))]
     )
     return Batch(**tensors, samples=samples, tokens=tokens, useful_tokens=useful)
 

@@ -87,7 +87,7 @@ def run_recipe(
     texts = [torch.randint(2, SIZES["vocab_size"], (length,), generator=generator).tolist() for length in lengths]
     results = {}
     for layout in ("pad", "varlen"):
-        rows = [Row(ids=text, samples=1) for text in texts]
+        rows = [Row(ids=text) for text in texts]
         if layout == "varlen":
             rows = pack_whole_samples(texts, trial.max_seq_len, trial.max_seq_len * len(texts), 1)
         (batch,) = make_batches(

@@ -187,7 +187,7 @@ class RowCollator:
 
     def __init__(self, training_set: TrainingSet, tokenizer: Any, *, pin_memory: bool = False) -> None:
         self._is_packed, padding = training_set.separation.is_packed, padding_token(tokenizer)
-        self._collate: Any = PaddedCollate(training_set.max_seq_len, padding, 1)
+        self._collate: Any = PaddedCollate(training_set.max_seq_len, padding, to_longest=True)
         if self._is_packed:
             longest, edges, short = training_set.max_seq_len, training_set.most_edges(), training_set.separation.short
             self._collate = Unpacked(longest, training_set.row_tokens, padding, edges, short)
@@ -205,7 +205,6 @@ class RowCollator:
 def _join(examples: Sequence[Example]) -> Row:
     return Row(
         ids=[token for example in examples for token in example.ids],
-        samples=len(examples),
         lengths=tuple(len(example.ids) for example in examples),
         targets=b"".join(example.targets for example in examples),
     )

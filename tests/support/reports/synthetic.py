@@ -101,7 +101,7 @@ def measured_steps(
     times = np.full(count, step_time_sec * OF_A_FINE_TIMER)
     if not exact:
         times = times * np.exp(noise.normal(0.0, jitter, count)) * np.where(noise.random(count) < 0.04, slow, 1.0)
-    samples = trial.micro_batch_size * trial.gradient_accumulation_steps * (5.4 if trial.layout == "pack" else 1)
+    samples = trial.micro_batch_size * trial.gradient_accumulation_steps * (5.4 if trial.layout == "varlen" else 1)
     tokens = trial.tokens_per_step
     shares = np.full(count, 0.75) if exact else noise.uniform(0.6, 0.9, count)
     if useful is not None:

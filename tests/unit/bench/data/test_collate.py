@@ -11,6 +11,7 @@ from bench.data.collate import (
     IGNORE_INDEX,
     PaddedCollate,
     Unpacked,
+    make_prompts,
     make_rows,
     rows_needed,
 )
@@ -47,7 +48,7 @@ def chats(*lengths: int) -> list[Conversation]:
 
 
 def test_unpacked_samples_have_separate_positions_edges_and_first_tokens():
-    row = Row(ids=[5, 6, 7, 8, 9, 4], samples=3, lengths=(3, 1, 2))
+    row = Row(ids=[5, 6, 7, 8, 9, 4], lengths=(3, 1, 2))
     tensors, counts = Unpacked(longest=4, positions=12, padding=0)([row])
     assert tensors["input_ids"].tolist() == [[5, 6, 7, 8, 9, 4, 0, 0, 0, 0, 0, 0]]
     assert tensors["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1, 0, 1, 2, 3, 0, 1]]
@@ -94,53 +95,12 @@ def test_a_benchmark_has_the_token_ids_of_a_training(case, make_trial, tokenizer
     assert len(train()) == case.get("examples", len(case["rows"]) * case.get("repeat", 1))
 
 
-@pytest.fixture
-def packed(make_trial, tokenizer_of):
-    """Function that makes rows of the layout pack from chats of these lengths, as many as the steps need."""
-
-    def make(*lengths, steps=3, block=8, template=WITH_END):
-        sizes = {"max_seq_len": block, "micro_batch_size": 1, "warmup_steps": 0, "measured_steps": steps}
-        return make_rows(make_trial(layout="pack", **sizes), chats(*lengths), tokenizer_of(template))
-
-    return make
-
-
-def test_packed_rows_are_full_lose_no_token_between_samples_and_count_their_parts(packed, tokenizer):
-    lengths = [3, 9, 17, 4, 30, 8, 8, 5]
-    rows = packed(*lengths, steps=100)
-    assert {len(row.ids) for row in rows} == {8}
-    assert len(rows) == sum(lengths) // 8  # the last, unfilled block is dropped
-    tokens = list(itertools.chain.from_iterable(row.ids for row in rows))
-    samples = [
-        list(group)
-        for ended, group in itertools.groupby(tokens, lambda token: token == tokenizer.eos_token_id)
-        if not ended
-    ]
-    for sample in samples[:-1]:  # the last one may be cut by the end of the last block
-        assert len(sample) + 1 == lengths[ord(tokenizer.decode(sample[0])) - ord("a")]
-    assert all(row.samples > 0 for row in rows)
-    dropped = sum(lengths) - 8 * len(rows)  # tokens of the last sample in the seed's order
-    assert any(sum(row.samples for row in rows) == pytest.approx(len(lengths) - dropped / last) for last in lengths)
-
-
-def test_a_sample_longer_than_a_block_counts_as_a_fraction_in_each_of_its_blocks(packed):
-    assert [row.samples for row in packed(*[16] * 10)] == pytest.approx([0.5, 0.5, 0.5])
-
-
-def test_packing_adds_a_missing_end_token(packed, tokenizer):
-    rows = packed(*[6] * 10, template=TEXTS)
-    assert sum(row.ids.count(tokenizer.eos_token_id) for row in rows) == 24 // 6
-    assert sum(row.samples for row in rows) == pytest.approx(24 / 6)
-
-
-def test_data_shorter_than_one_block_is_repeated_until_one_is_full(packed):
-    assert [len(row.ids) for row in packed(5, 6, steps=2, block=64)] == [64]
-
-
-def test_data_that_fills_fewer_blocks_than_a_batch_is_refused(make_trial, tokenizer):
-    trial = make_trial(layout="pack", max_seq_len=8, micro_batch_size=4)
-    with pytest.raises(InputError, match=r"none\.jsonl: .* 3 blocks of 8 tokens, .* 4 \(micro_batch_size\)"):
-        make_rows(trial, chats(10, 16), tokenizer)
+def test_prompts_are_full_lose_no_token_between_samples_and_repeat_the_data(make_trial, tokenizer):
+    trial = make_trial(max_seq_len=8)
+    prompts = make_prompts(trial, chats(3, 17, 4), tokenizer, 6)
+    samples = [row.ids for row in make_rows(make_trial(max_seq_len=64), chats(3, 17, 4), tokenizer)]
+    tokens = list(itertools.chain.from_iterable(samples)) * 2
+    assert prompts == [tokens[start : start + 8] for start in range(0, 48, 8)]
 
 
 @pytest.mark.parametrize(("limit", "value"), [("TOKENIZE_BATCH", 3), ("MAX_BATCH_CHARS", 50)])
@@ -165,10 +125,9 @@ def test_unusable_chats_are_refused_and_typed_control_tokens_are_text(make_trial
         make_rows(make_trial(), chats(5), endless)
 
 
-@pytest.mark.parametrize("layout", ["pad", "pack"])
-def test_the_seed_determines_the_order(make_trial, tokenizer, layout):
+def test_the_seed_determines_the_order(make_trial, tokenizer):
     def ids(seed: int) -> list[list[int]]:
-        trial = make_trial(layout=layout, max_seq_len=8, seed=seed)
+        trial = make_trial(max_seq_len=8, seed=seed)
         return [row.ids for row in make_rows(trial, chats(*range(3, 40)), tokenizer)]
 
     assert ids(1) == ids(1)
@@ -191,14 +150,11 @@ def test_no_more_is_tokenized_than_the_steps_need(make_trial, tokenizer, monkeyp
 
 
 def test_a_batch_carries_no_loss_and_no_attention_on_padding():
-    tensors, counts = PaddedCollate(max_seq_len=4, padding=9)(
-        [Row(ids=[5, 6, 7], samples=1), Row(ids=[9, 1], samples=2)]
-    )
+    rows = [Row(ids=[5, 6, 7]), Row(ids=[9, 1], lengths=(1, 1))]
+    tensors, counts = PaddedCollate(max_seq_len=4, padding=9)(rows)
     assert tensors["input_ids"].tolist() == [[5, 6, 7, 9], [9, 1, 9, 9]]
     assert tensors["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
     # A text token equal to the padding token, e.g. if the end of a sequence is used as padding, keeps its loss.
     assert tensors["labels"].tolist() == [[5, 6, 7, IGNORE_INDEX], [9, 1, IGNORE_INDEX, IGNORE_INDEX]]
     assert counts == (3, 8, 5)
-    rows = [Row(ids=[5] * 9, samples=1), Row(ids=[5] * 3, samples=1)]  # bucketed: padded to the next multiple
-    assert PaddedCollate(max_seq_len=64, padding=0, multiple=4)(rows)[0]["input_ids"].shape == (2, 12)
-    assert PaddedCollate(max_seq_len=10, padding=0, multiple=4)(rows)[0]["input_ids"].shape == (2, 10)
+    assert PaddedCollate(max_seq_len=4, padding=0, to_longest=True)(rows)[0]["input_ids"].shape == (2, 3)

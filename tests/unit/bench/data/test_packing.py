@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bench.architectures.architecture import Separation
 from bench.data import packing
-from bench.data.packing import Row, SamplingPlan, bucket_by_length, pack_whole_samples
+from bench.data.packing import SamplingPlan, pack_whole_samples
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=80)
 
@@ -57,26 +57,6 @@ def test_data_smaller_than_a_row_makes_one_and_no_more_rows_are_made_than_needed
     assert len(pack_whole_samples(samples_of([40] * 50), 40, 80, 3)) == 3
 
 
-@given(lengths=LENGTHS, batch=st.integers(1, 9), seed=st.integers(0, 3))
-def test_bucketing_reorders_and_loses_nothing(lengths, batch, seed):
-    rows = [Row(ids=text, samples=1) for text in samples_of(lengths)]
-    ordered = bucket_by_length(rows, batch, seed)
-    assert Counter(row.ids[0] for row in ordered) == Counter(row.ids[0] for row in rows)
-    assert ordered == bucket_by_length(rows, batch, seed)
-
-
-def test_bucketed_batches_begin_with_the_longest_and_pad_far_less():
-    lengths = [(37 * number) % 100 + 1 for number in range(400)]
-    rows = [Row(ids=text, samples=1) for text in samples_of(lengths)]
-
-    def positions(ordered):
-        return sum(8 * max(len(row.ids) for row in ordered[start : start + 8]) for start in range(0, 400, 8))
-
-    ordered = bucket_by_length(rows, 8, 0)
-    assert len(ordered[0].ids) == max(lengths)
-    assert positions(ordered) < 1.05 * sum(lengths) < 0.6 * positions(rows)
-
-
 # Trainings -----------------------------------------------------------------------------------------------------------
 
 EXAMPLE_LENGTHS = st.lists(st.integers(1, 100), min_size=1, max_size=120)
@@ -111,7 +91,8 @@ def test_rows_that_are_not_packed_hold_examples_of_about_equal_length() -> None:
     rows = plan(lengths, row_tokens=4096, separation=separation).rows(0)
     positions = packing.count_positions([[lengths[index] for index in row] for row in rows], 4096, separation)
     assert sum(lengths) / positions > 0.99
-    firsts = [min(plan(lengths).order(0).index(index) for index in row) for row in rows[:20]]
+    ranks = {index: number for number, index in enumerate(plan(lengths).order(0))}
+    firsts = [min(map(ranks.__getitem__, row)) for row in rows]
     assert firsts == sorted(firsts)
 
 

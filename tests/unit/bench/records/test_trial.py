@@ -16,7 +16,7 @@ SIZES = {
     "loading": 2,
     "quick": 3,
     "full": 13,
-    "recipes": 11,
+    "recipes": 10,
     "inference": 2,
     "distributed": 3,
     "all": 22,

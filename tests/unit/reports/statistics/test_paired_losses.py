@@ -39,7 +39,7 @@ def test_the_difference_and_what_it_shows(case: Case) -> None:
 
 def test_the_verdict_holds_for_every_configuration_that_trains_alike() -> None:
     record = make_record([2.0] * 3, [2.0] * 3)
-    assert verdict_of(record, dataclasses.replace(TRIAL, max_seq_len=64, layout="pack", held_layers=2)) == "same"
+    assert verdict_of(record, dataclasses.replace(TRIAL, max_seq_len=64, layout="varlen", held_layers=2)) == "same"
     assert verdict_of(record, dataclasses.replace(TRIAL, matmul="int8")) == "unknown"
     assert verdict_of(record, synthetic.trial()) == "reference"
     assert verdict_of(None, TRIAL) == "unknown"
