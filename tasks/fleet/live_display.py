@@ -22,20 +22,36 @@ from reports import formatting
 from tasks.cli.waiting import View
 
 LINES_AROUND_WORKERS = 4  # blank line, run, "+ n more", the cursor's line
-UNKNOWN, NO_LOGIN = "-", "no login"
+UNKNOWN = "-"
+# Of an event about a worker: the text before its reason, its style, and whether the worker leaves its trial.
+WORKER_EVENTS = {
+    EventType.RETRYING: ("will be retried", "yellow", True),
+    EventType.WORKER_BUSY: ("waiting", "yellow", True),
+    EventType.WORKER_DIAGNOSED: ("still waiting", "yellow", False),
+    EventType.WORKER_FAULTY: ("GPU fault", "red", False),
+}
 
 
 @dataclass(kw_only=True)
 class WorkerRow:
-    """The state of one worker. `since` is the start of its trial on the view's clock."""
+    """The state of one worker. `since` is the start of its trial on the view's clock; None if it is unknown."""
 
     worker: str
     trial_id: str | None = None
     attempt: int = 1
-    since: float = 0.0
-    phase: str = "idle"
+    since: float | None = None
     progress: Progress | None = None
-    is_attached: bool = False  # the trial started before this view; `since` is right after its first progress report
+    has_login: bool = True
+
+    @property
+    def text(self) -> str:
+        """Describe the work of a busy worker."""
+        progress = self.progress
+        if progress is None:
+            return "starting"
+        step = f" {progress.step}/{progress.steps}" if progress.step > 0 else ""
+        rate = f", {number(progress.samples_per_sec)} samples/s" if progress.samples_per_sec is not None else ""
+        return f"{progress.phase}{step}{rate}"
 
 
 class FleetView(View):
@@ -57,21 +73,12 @@ class FleetView(View):
         self._rows = {worker: WorkerRow(worker=worker) for worker in workers}
         self._ends: dict[str, TrialStatus] = {}
         self._needs_login = False
-        self._cancelled_running = 0
 
     def __enter__(self) -> Self:
         self._started = self._clock()
         if self._is_plain:
             self._print(self.summary())
         return super().__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        cancelled = list(self._ends.values()).count(TrialStatus.CANCELLED)
-        if cancelled:
-            running = self._cancelled_running
-            text = f"{formatting.count(cancelled, 'trial')} cancelled: {running} started, {cancelled - running} queued"
-            self._print(self._with_time(self._escaped(text, TrialStatus.CANCELLED.tone)))
-        super().__exit__(*error)
 
     def handle(self, event: FleetEvent) -> None:
         """Process one event. Returns immediately and never raises, whatever the event holds."""
@@ -83,7 +90,7 @@ class FleetView(View):
     def pulse(self) -> None:
         """Print what each busy worker does."""
         with self._lock:
-            lines = [self._progress_line(row) for row in self._busy_rows()]
+            lines = [self._event_line(row, row.text) for row in self._busy_rows()]
         for line in lines or [self.summary()]:
             self._print(line)
 
@@ -104,51 +111,41 @@ class FleetView(View):
     def _worker_line(self, row: WorkerRow) -> Text:
         """Return what a busy worker does, with the time since the trial's start."""
         attempt = f" (attempt {row.attempt})" if row.attempt > 1 else ""
-        elapsed = formatting.clock(self._clock() - row.since)
-        return self._escaped(f"{self._name(row, row.trial_id)}{attempt}: {_progress_text(row)}, {elapsed}")
+        elapsed = "" if row.since is None else f", {formatting.clock(self._clock() - row.since)}"
+        return self._escaped(f"{self._name(row, row.trial_id)}{attempt}: {row.text}{elapsed}")
 
     def _apply(self, event: FleetEvent) -> Text | None:
         row = self._rows.setdefault(event.worker, WorkerRow(worker=event.worker))
         match event.kind:
             case EventType.STARTED | EventType.ATTACHED:
-                self._release(row)
-                row.trial_id, row.attempt, row.since = event.trial_id, event.attempt, self._clock()
-                row.phase, row.progress = "starting", None
-                row.is_attached = event.kind is EventType.ATTACHED
+                is_new = event.kind is EventType.STARTED
+                row.trial_id, row.attempt, row.progress = event.trial_id, event.attempt, None
+                row.since = self._clock() if is_new else None
                 attempt_text = f" (attempt {event.attempt})" if event.attempt > 1 else ""
-                text = "still running, reattached" if event.kind is EventType.ATTACHED else f"started{attempt_text}"
+                text = f"started{attempt_text}" if is_new else "still running, reattached"
                 return self._event_line(row, text) if self._is_plain else None
             case EventType.PROGRESS:
                 return self._on_progress(row, event.progress) if event.progress is not None else None
-            case EventType.RETRYING:
-                line = self._event_line(row, f"will be retried: {event.reason or 'no reason given'}", "yellow", event)
-                self._release(row)
-                return line
             case EventType.ENDED:
                 return self._on_end(row, event)
             case EventType.WORKER_LOST:
-                self._release(row)
+                row.trial_id = None
                 reason = event.reason or "no answer"
                 named = reason.partition(":")[0]  # another worker if this one leads a gang, and is not lost itself
                 is_leader = named != row.worker and named in self._rows
                 text = f"waiting for {reason}" if is_leader else f"lost: {reason.removeprefix(f'{row.worker}: ')}"
                 return self._event_line(row, text, "red", event)
             case EventType.CREDENTIALS_REJECTED:
-                self._release(row)
-                row.phase = NO_LOGIN
+                row.trial_id, row.has_login = None, False
                 return self._on_login_needed(row, event)
-            case EventType.WORKER_BUSY:
-                self._release(row)
-                return self._event_line(row, f"waiting: {event.reason or 'another run'}", "yellow", event)
-            case EventType.WORKER_DIAGNOSED:
-                return self._event_line(row, f"still waiting: {event.reason or 'no answer'}", "yellow", event)
-            case EventType.WORKER_FAULTY:
-                return self._event_line(row, f"GPU fault: {event.reason}", "red", event)
             case EventType.WORKER_BACK:
-                previous_phase, row.phase = row.phase, "idle"
-                return (
-                    self._on_login(row) if previous_phase == NO_LOGIN else self._event_line(row, "back", "green", event)
-                )
+                had_login, row.has_login = row.has_login, True
+                return self._event_line(row, "back", "green", event) if had_login else self._on_login(row)
+            case _:
+                label, style, leaves = WORKER_EVENTS[event.kind]
+                line = self._event_line(row, f"{label}: {event.reason or 'no reason given'}", style, event)
+                row.trial_id = None if leaves else row.trial_id
+                return line
 
     def _on_login_needed(self, row: WorkerRow, event: FleetEvent) -> Text | None:
         """Return one line for all workers together, because the cause is the operator's login."""
@@ -161,41 +158,31 @@ class FleetView(View):
         return self._event_line(row, "access restored: the run continues", "green") if was_logged_out else None
 
     def _on_progress(self, row: WorkerRow, progress: Progress) -> Text | None:
-        is_new_phase = progress.phase != row.phase
-        row.phase, row.progress = progress.phase, progress
+        is_new_phase = row.progress is None or progress.phase != row.progress.phase
+        row.progress = progress
         if math.isfinite(progress.elapsed_sec):  # in a resumed run a trial can be older than this view
-            row.since = min(row.since, self._clock() - progress.elapsed_sec)
-        return self._progress_line(row) if self._is_plain and is_new_phase else None
-
-    def _progress_line(self, row: WorkerRow) -> Text:
-        return self._event_line(row, _progress_text(row))
+            began = self._clock() - progress.elapsed_sec
+            row.since = began if row.since is None else min(row.since, began)
+        return self._event_line(row, row.text) if self._is_plain and is_new_phase else None
 
     def _on_end(self, row: WorkerRow, event: FleetEvent) -> Text | None:
         end = event.status
         if event.trial_id is not None and end is not None:
             self._ends[event.trial_id] = end
-        if end is TrialStatus.CANCELLED:
-            was_running = row.trial_id is not None and row.trial_id == event.trial_id
-            self._cancelled_running += was_running
-            if not event.may_still_run:
-                if was_running:
-                    self._release(row)
-                return None  # one line at the end counts them
-        label, style = (end.label, end.tone) if end is not None else ("ended", "")
-        rate = row.progress.samples_per_sec if row.progress is not None else None
-        parts = [label]
+        if end is TrialStatus.CANCELLED and not event.may_still_run:  # the run's line counts them
+            row.trial_id = None if row.trial_id == event.trial_id else row.trial_id
+            return None
+        parts, style = ([end.label], end.tone) if end is not None else (["ended"], "")
+        rate = row.progress.samples_per_sec if row.progress is not None and row.trial_id is not None else None
         if end is TrialStatus.SUCCEEDED and rate is not None:
             parts.append(f"{number(rate)} samples/s")
-        if row.trial_id is not None and not (row.is_attached and row.progress is None):
+        if row.trial_id is not None and row.since is not None:
             parts.append(f"in {formatting.clock(self._clock() - row.since)}")
         if event.reason and end is not TrialStatus.SUCCEEDED:
             parts.append(event.reason)
         line = self._event_line(row, ", ".join(parts), style, event)
-        self._release(row)
+        row.trial_id = None
         return line
-
-    def _release(self, row: WorkerRow) -> None:
-        row.trial_id, row.progress, row.phase = None, None, "idle"
 
     def summary(self) -> Text:
         ends = list(self._ends.values())
@@ -220,14 +207,6 @@ class FleetView(View):
 
     def _is_unicode(self) -> bool:
         return self._console.encoding.startswith("utf")
-
-
-def _progress_text(row: WorkerRow) -> str:
-    text, progress = row.phase, row.progress
-    if progress is not None:
-        text += f" {progress.step}/{progress.steps}" if progress.step > 0 else ""
-        text += f", {number(progress.samples_per_sec)} samples/s" if progress.samples_per_sec is not None else ""
-    return text
 
 
 def number(value: float | None) -> str:

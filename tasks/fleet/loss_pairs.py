@@ -294,35 +294,19 @@ def _plan_stage(
 def describe_cost(settings: Settings, comparison: Comparison, trials: Sequence[Trial], most: int = 0) -> str:
     """Return one line: the trainings to run, with their predicted time and price.
 
-    `most` is the number of trainings of both stages, if it is larger.
+    `most` is the number of trainings of both stages. A recipe that was not measured, the reference, is taken to be as
+    fast as the other, which is a lower bound.
     """
-    total, is_bound = total_sec(trials, comparison.results)
     text = f"comparing the held-out loss of {comparison.label} with the reference: {len(trials)} short trainings"
-    if total is None:
-        text += f", {most} at most with stage 2" if most > len(trials) else ""
+    text += f", {most} at most with stage 2" if most > len(trials) else ""
+    seconds = [sec for trial in trials if (sec := predicted_sec(trial, comparison.results)) is not None]
+    if not seconds:
         return escape_controls(f"{text}; their time is unknown, as no trial has measured either recipe")
     devices = sorted({str(name) for result in comparison.results if (name := result.fingerprint.get("gpu_name"))})
-    price = price_of(settings, devices)
-
-    def cost(worker_sec: float) -> str:
-        usd = "" if price is None else f", ${formatting.number(worker_sec / 3600.0 * price.usd_per_gpu_hour)}"
-        return f"{formatting.duration(worker_sec)} of worker time{usd}"
-
-    basis = "at least" if is_bound else "about"
-    text += f", {basis} {cost(total)}"
-    if most > len(trials):
-        text += f"; {most} at most with stage 2, {basis} {cost(total / len(trials) * most)}"
-    return escape_controls(text + (" (the reference was not measured and is taken as fast)" if is_bound else ""))
-
-
-def total_sec(trials: Sequence[Trial], results: Sequence[TrialResult]) -> tuple[float | None, bool]:
-    """Return the predicted seconds of all trainings, None if unknown, and True if they are a lower bound.
-
-    A recipe that was not measured, the reference, is taken to be as fast as the other.
-    """
-    seconds = [predicted_sec(trial, results) for trial in trials]
-    known = [each for each in seconds if each is not None]
-    return (fmean(known) * len(trials) if known else None), len(known) < len(trials)
+    price, each = price_of(settings, devices), fmean(seconds)
+    basis = "about" if len(seconds) == len(trials) else "at least"
+    usd = "" if price is None else f", ${formatting.number(each / 3600.0 * price.usd_per_gpu_hour)}"
+    return escape_controls(f"{text}; each takes {basis} {formatting.duration(each)} of worker time{usd}")
 
 
 def predicted_sec(trial: Trial, results: Iterable[TrialResult]) -> float | None:

@@ -136,14 +136,16 @@ def test_a_comparison_whose_trainings_were_stopped_is_resumed(
 
 
 def test_the_time_of_a_recipe_that_was_not_measured_is_bounded_by_the_other(settings: Settings) -> None:
-    arm = loss_pairs.training_arm(settings, comparison(settings), 1, 3)
-    pair = [arm, loss_pairs.reference_arm(arm, comparison(settings).reference)]
+    compared = comparison(settings)
+    arm = loss_pairs.training_arm(settings, compared, 1, 3)
+    pair = [arm, loss_pairs.reference_arm(arm, compared.reference)]
     measured = TrialResult(
         trial_id="t", trial=arm, status=TrialStatus.SUCCEEDED, reason=None, run_id="r", wall_time_sec=60.0
     )
-    assert loss_pairs.total_sec(pair, [measured]) == (120.0, True)
-    assert loss_pairs.total_sec([arm], [measured]) == (60.0, False)
-    assert loss_pairs.total_sec(pair, []) == (None, True)
+    known = dataclasses.replace(compared, results=[measured])
+    assert ["60.0 s" in loss_pairs.describe_cost(settings, each, pair) for each in (known, compared)] == [True, False]
+    bounds = ["at least" in loss_pairs.describe_cost(settings, known, trials) for trials in (pair, [arm])]
+    assert bounds == [True, False]
 
 
 def test_trainings_that_failed_withhold_the_configuration(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
