@@ -76,7 +76,6 @@ KINDS: dict[str, Kind] = {
 }
 
 POD = Kind(api="/api/v1", plural="pods")
-RESOURCE_QUOTA = Kind(api="/api/v1", plural="resourcequotas")
 CSI_DRIVER = Kind(api="/apis/storage.k8s.io/v1", plural="csidrivers", is_namespaced=False)
 
 _CONNECT_SEC, _READ_SEC = 5.0, 20.0

@@ -50,7 +50,6 @@ class Oci(Provider):
         "device-plugin": "enable OKE's NVIDIA GPU plugin add-on, or install the device plugin or the GPU operator",
         "disk": "grow the boot volume (node pool, 200 GB; on OKE also `oci-growfs`), or lower cluster.scratch",
         "node-pool": "see `inv nodes`; lower fleet.size, or grow the node pool",
-        "dns": "`kubectl -n kube-system get pods -l k8s-app=kube-dns` shows the reason; on OKE restart them",
         "volume-driver": (
             "have it installed (on OKE: the add-on for File Storage), or set cluster.volume.handle to null"
         ),

@@ -15,7 +15,6 @@ REMEDIES: Mapping[str, str] = {
     "device-plugin": "install NVIDIA's device plugin or the GPU operator",
     "disk": "grow the node's disk, or lower cluster.scratch",
     "node-pool": "see `inv nodes`; lower fleet.size, or add GPU nodes",
-    "dns": "`kubectl -n kube-system get pods -l k8s-app=kube-dns` shows the reason",
     "volume-driver": "install that CSI driver, or set cluster.volume.handle to null",
     "volume-mount": (
         "the node must reach the file server (NFS: TCP 111 and 2049); check address and export in cluster.volume.handle"

@@ -1,16 +1,11 @@
 """Checks of the cluster, everything that pods need, the nodes (as `inv nodes`) and the deployed pods."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from bench.records import schema
 from remote.cluster.diagnosis.finding import Diagnosis, group
 from remote.cluster.diagnosis.nodes import MIN_KUBELET
-from remote.cluster.namespace_client import KINDS, POD, RESOURCE_QUOTA
-from remote.cluster.quantities import parse_quantity
-from remote.hosts.local_program import CannotStart, run_program
-from remote.hosts.pods.kubectl import not_installed_error
+from remote.cluster.namespace_client import KINDS, POD
 from reports import formatting
 from tasks.clients.target_cluster import place_pods
 from tasks.cluster.checks import (
@@ -26,21 +21,13 @@ from tasks.cluster.checks import (
 from tasks.cluster.node_list import check_capacity
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
-from tasks.settings.layers import Settings
 
-_KUBECTL_TIMEOUT_SEC = 15.0
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
-_MAX_MINOR_SKEW = 1  # minor versions, older or newer (kubernetes.io, version skew policy of kubectl)
 RUN_PERMISSIONS, DEPLOY_VERBS = (("list", POD, ""), *EXEC_PERMISSIONS), ("get", "create", "patch", "delete")
 _DEPLOYED_KINDS = ("ServiceAccount", "ConfigMap", "Secret", "Service", "Role", "RoleBinding", "NetworkPolicy", "Job")
 CHECKS, NODE_CHECKS, POD_CHECKS = Checks("cluster"), Checks("nodes"), Checks("pods")
 
 OLD = Fault("Kubernetes {version} is older than 1.29, which our Jobs need", "upgrade the cluster")
-SKEWED = Fault(
-    "kubectl {client} with server {server}: a skew of more than one minor version is not supported",
-    "install kubectl {server}",
-    status=CheckStatus.WARN,
-)
 CANNOT_DEPLOY = Fault(
     "user {user} may not {rights} in namespace {namespace}: enough to run trials, not to deploy",
     "ask for the role admin in that namespace, or ask someone who has it to run `inv deploy`",
@@ -51,22 +38,10 @@ TERMINATING = Fault(
     "namespace {namespace} is being deleted",
     "`kubectl delete jobs --all -n {namespace}`: pods of an indexed Job wait for their replacements",
 )
-QUOTA = Fault(
-    "quota {quota}: {free} of {resource} left, but {count} more pods need {need}",
-    "free some, ask for a larger quota (`kubectl describe resourcequota`), or lower fleet.size",
-)
-QUOTA_LIMITS = Fault(
-    "quota {quota} counts limits.cpu, and our pods have none: they are rejected", "set cluster.cpu_limit"
-)
 NO_VOLUME = Fault(
     "no shared volume: results that were not collected are lost with their pods",
     "set cluster.volume.handle, or run `inv collect` before the next `inv deploy`",
     status=CheckStatus.WARN,
-)
-NO_DNS = Fault(
-    "none of the {count} pods of the cluster's DNS is Ready: ranks cannot resolve each other's names",
-    "{dns}",
-    is_transient=True,
 )
 
 
@@ -80,25 +55,6 @@ def reachable(context: CheckContext) -> CheckResult:
     if _version_numbers(version) < MIN_KUBELET:
         return OLD.result(version=version)
     return passed(f"Kubernetes {version}: {context.cluster.get_or_skip().target}")
-
-
-@CHECKS.register("kubectl", "Is kubectl installed, and within one minor version of the server?", SKEWED)
-def kubectl(context: CheckContext) -> CheckResult:
-    context.cluster.get_or_skip()
-    try:
-        completed = run_program(
-            ("kubectl", "version", "--client", "-o", "json"), label="kubectl version", timeout_sec=_KUBECTL_TIMEOUT_SEC
-        )
-        client = str(schema.parse_object(completed.stdout)["clientVersion"]["gitVersion"])
-    except CannotStart as error:
-        raise not_installed_error(error) from error
-    except (ValueError, KeyError, TypeError):
-        return passed("installed, version unknown")
-    server = context.version.get_or_skip()[0]
-    (major, minor), (server_major, server_minor) = _version_numbers(client), _version_numbers(server)
-    if major != server_major or abs(minor - server_minor) > _MAX_MINOR_SKEW:
-        return SKEWED.result(client=client, server=server)
-    return passed(f"{client}, within one minor version of server {server}")
 
 
 def _version_numbers(version: str) -> tuple[int, int]:
@@ -158,47 +114,6 @@ def secret(context: CheckContext) -> CheckResult:
     return passed(f"pull secret {name} exists")
 
 
-@CHECKS.register(
-    "quota", "Do the namespace's quotas leave room for the pods that are still missing?", QUOTA, QUOTA_LIMITS
-)
-def quota(context: CheckContext) -> CheckResult | list[CheckResult]:
-    with context.open_cluster() as cluster:
-        quotas, pods = cluster.list_all(RESOURCE_QUOTA), cluster.pods()
-    if not quotas:
-        return passed("no quota in the namespace")
-    faults = [*quota_faults(quotas, context.settings, context.settings.fleet.size - len(pods))]
-    return faults or passed(f"{', '.join(quota['metadata']['name'] for quota in quotas)}: room for all pods")
-
-
-def quota_faults(quotas: Sequence[Mapping[str, Any]], settings: Settings, missing_pods: int) -> Iterator[CheckResult]:
-    """Yield the quotas of the namespace that `missing_pods` more pods would exceed."""
-    section = settings.cluster
-    memory, gpus = parse_quantity(section.memory), parse_quantity(str(section.gpus_per_pod))
-    needs = {"requests.cpu": parse_quantity(section.cpu), "requests.memory": memory, "limits.memory": memory}
-    needs |= {
-        "cpu": needs["requests.cpu"],
-        "memory": memory,
-        "pods": parse_quantity("1"),
-        "requests.nvidia.com/gpu": gpus,
-    }
-    if section.cpu_limit is not None:
-        needs["limits.cpu"] = parse_quantity(section.cpu_limit)
-    for quota in quotas:
-        hard, used = quota.get("status", {}).get("hard") or {}, quota.get("status", {}).get("used") or {}
-        name = quota["metadata"]["name"]
-        if "limits.cpu" in hard and section.cpu_limit is None:
-            yield QUOTA_LIMITS.result(quota=name)
-        for resource in needs.keys() & hard.keys():
-            free, need = (
-                parse_quantity(hard[resource]) - parse_quantity(used.get(resource, "0")),
-                needs[resource] * missing_pods,
-            )
-            if missing_pods > 0 and need > free:
-                yield QUOTA.result(
-                    quota=name, resource=resource, free=f"{free:f}", need=f"{need:f}", count=missing_pods
-                )
-
-
 @CHECKS.register("storage", "Is there a shared volume, and the driver for it?", NO_CSI, NO_VOLUME)
 def storage(context: CheckContext) -> CheckResult:
     with context.open_cluster() as cluster:
@@ -218,24 +133,6 @@ def controller(context: CheckContext) -> CheckResult:
         if missing := missing_controller(cluster, overlay):
             return NO_CONTROLLER.result(overlay=overlay, controller=missing)
     return passed(f"the controllers of the overlay {overlay} are installed")
-
-
-@CHECKS.register("DNS", "Do names resolve in the cluster?", NO_DNS)
-def dns(context: CheckContext) -> CheckResult:
-    with context.open_cluster() as cluster:
-        pods = cluster.list_all(POD, namespace="kube-system", selector="k8s-app=kube-dns")
-    if not pods:
-        raise Skipped("no pod in kube-system has the label k8s-app=kube-dns")
-    ready = sum(
-        condition["type"] == "Ready" and condition["status"] == "True"
-        for pod in pods
-        for condition in pod.get("status", {}).get("conditions") or []
-    )
-    return (
-        passed(f"{ready} of {len(pods)} pods of DNS are Ready")
-        if ready
-        else NO_DNS.result(cluster.provider, count=len(pods))
-    )
 
 
 @NODE_CHECKS.register("enough", "Do as many nodes qualify as the fleet has pods, with one kind of GPU?")

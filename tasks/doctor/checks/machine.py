@@ -1,4 +1,4 @@
-"""Checks of this machine: Python and its packages, ssh, disk, clock, and its GPU if trials run here."""
+"""Checks of this machine: Python and its packages, disk, clock, and its GPU if trials run here."""
 
 import json
 import os
@@ -22,7 +22,6 @@ _TIMEOUT_SEC = 60.0  # a preflight imports torch and transformers from a cold di
 CONFLICT = Fault(
     "packages conflict: {conflict}", "`make install` in the project's folder installs the versions of constraints.txt"
 )
-NO_SSH = Fault("no program ssh, which resolves build.host", "apt-get install openssh-client")
 DISK_FULL = Fault(
     "{folder}: {free} free: not enough for results", "free space there, or set results.folder to another disk"
 )
@@ -53,13 +52,6 @@ def packages(_: CheckContext) -> CheckResult:
         raise Skipped(f"{sys.prefix} has no pip, which would check them")
     more = f" (and {len(others)} more)" if others else ""
     return CONFLICT.result(conflict=first.removesuffix(".") + more)
-
-
-@CHECKS.register("programs", "Is ssh installed, which connects to the build VM?", NO_SSH)
-def programs(context: CheckContext) -> CheckResult:
-    if context.settings.build.host is None:
-        raise Skipped("build.host is null, so nothing goes over SSH")
-    return NO_SSH.result() if shutil.which("ssh") is None else passed("ssh is installed")
 
 
 @CHECKS.register("disk", "Is there room for results?", NOT_WRITABLE, DISK_FULL, DISK_SMALL)

@@ -9,7 +9,6 @@ from remote.image import plan as buildplan
 from remote.image.engine import EngineImage, FolderInfo
 from remote.image.plan import BuildPlan
 from remote.image.references import Reference
-from remote.image.vm_jobs import workdir_path
 from tasks.clients import registry, secrets
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
@@ -18,11 +17,6 @@ from tasks.image.build import image_spec, plan_build
 
 CHECKS, REGISTRY_CHECKS = Checks("vm"), Checks("registry")
 
-BUSY = Fault(
-    "{folder}, started by {user}, is running: any other build, push or fetch is refused",
-    "wait, or run `inv {command} --cancel`",
-    status=CheckStatus.WARN,
-)
 NO_MODELS = Fault(
     "image.models is empty: the image will have no weights, and pods have no network",
     "set image.models, e.g. [mistralai/Mistral-7B-Instruct-v0.3], then `inv model.fetch`",
@@ -52,16 +46,6 @@ def engine_there(context: CheckContext) -> CheckResult:
     return passed(f"answers, with BuildKit; data in {engine_facts.data_root} ({engine_facts.storage_driver})")
 
 
-@CHECKS.register("slot", "Does another job hold the VM's only slot?", BUSY)
-def slot(context: CheckContext) -> CheckResult:
-    context.machine.get_or_skip()
-    job = context.on_vm(lambda host: vm_jobs.running_job(vm_jobs.create_agent(host)))
-    if job is None:
-        return passed("no job is running")
-    user = vm_jobs.started_by(job) or "an unknown user"
-    return BUSY.result(folder=job.folder, user=user, command=vm_jobs.verb_of(job))
-
-
 @CHECKS.register(
     "share", "Does build.tmpdir exist, is our folder in it private, and is there space there, at home and in /?", FULL
 )
@@ -89,30 +73,16 @@ def _folders(context: CheckContext, host: Host) -> tuple[FolderInfo, ...]:
 
 
 @CHECKS.register(
-    "models",
-    "Are the models of image.models on the VM, every file with the size in the manifest?",
-    NO_MODELS,
+    "room", "Are the models whole, and do the disks of build.tmpdir and data-root fit the next build?", NO_MODELS
 )
-def models(context: CheckContext) -> CheckResult:
-    context.machine.get_or_skip()
-    if not context.settings.image.models:
-        return NO_MODELS.result()
-    tmp = context.on_vm(context.tmpdir)
-    names = [model.replace("/", "--") for model in context.settings.image.models]
-    folders = [(name, f"{workdir_path(tmp)}/models/{name}") for name in names]
-    model_folders = context.on_vm(lambda host: buildplan.model_folders(engine.disk_info(host, (), folders)))
-    sizes = ", ".join(f"{folder.name} {format_gb(folder.size)}" for folder in model_folders)
-    return passed(f"{sizes}: every file has the size in the manifest")
-
-
-@CHECKS.register("room", "Do the disks of build.tmpdir and of the engine's data-root fit the next build?")
-def room(context: CheckContext) -> CheckResult:
+def room(context: CheckContext) -> list[CheckResult]:
     context.engine.get_or_skip()
     plan = context.on_vm(lambda host: _plan_next_build(context, host))
+    results = [] if context.settings.image.models else [NO_MODELS.result()]
     if isinstance(plan, EngineImage):
-        return passed(f"{build_profiles.image_name(context.settings)} exists and is up to date")
+        return [*results, passed(f"{build_profiles.image_name(context.settings)} exists and is up to date")]
     needs = sum(need.need_bytes for need in plan.needs)
-    return passed(f"the next build needs {format_gb(needs)}, and there is room")
+    return [*results, passed(f"the next build needs {format_gb(needs)}, and there is room")]
 
 
 def _plan_next_build(context: CheckContext, host: Host) -> BuildPlan | EngineImage:

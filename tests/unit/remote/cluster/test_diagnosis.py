@@ -6,7 +6,6 @@ causes in recorded_causes.yaml; the tests make the pods. pods.yaml and schedulin
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +94,6 @@ def test_every_recorded_scenario_has_its_cause(case: Case) -> None:
     if case["topic"] == "image-pull":
         assert "\n" not in str(finding)
         assert any(part in finding.reason for part in ("example", "ocir", "10.99")), "names the image"
-
-
-def example_findings() -> Iterator[Diagnosis]:
-    """Yield the findings of all cases, for the document of the doctor; those of pulls are about `IMAGE`."""
-    for parameter in RECORDED_CASES:
-        yield from diagnose(recorded_case(parameter.values[0]["topic"], parameter.values[0]["name"]) | {"spec": {}})
-    for parameter in CASES:
-        yield from diagnose(parameter.values[0])
 
 
 def test_every_recorded_pull_that_fails_has_a_case() -> None:

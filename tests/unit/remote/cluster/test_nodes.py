@@ -2,12 +2,10 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.diagnosis.nodes import (
     NodeReport,
     examine,
@@ -97,13 +95,6 @@ def test_the_report_of_a_node(case: Case) -> None:
     assert facts | {"causes": [finding.cause for finding in node_report.findings]} == case["expected"]
     assert node_report.qualifies == (not case["expected"]["causes"])
     assert all(finding.remedy and finding.subject == "node NODE" for finding in node_report.findings)
-
-
-def example_findings(**placement: Any) -> Iterator[Diagnosis]:
-    """Yield the findings of the cases, for the document of the doctor."""
-    for parameter in CASES:
-        node_report = report(parameter.values[0], **placement)
-        yield from (*node_report.findings, *node_report.warnings)
 
 
 def test_nodes_with_different_kinds_of_gpu_are_told_apart() -> None:

@@ -12,7 +12,6 @@ import pytest
 from bench.records.paths import LEDGER_FILE
 from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
-from remote.image import vm_jobs
 from remote.image.engine import FolderInfo
 from remote.providers import PROVIDERS
 from tasks.doctor.check import run_check
@@ -107,12 +106,6 @@ def test_a_wrong_clock(remote_time: float, text: str) -> None:
     assert result.status is (CheckStatus.OK if text == "agree" else CheckStatus.FAIL)
 
 
-def test_a_program_that_is_missing(result_of: ResultOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None if name == "ssh" else f"/bin/{name}")
-    assert is_fault(result_of("machine programs", "build: {host: vm}"), machine.NO_SSH)
-    assert result_of("machine programs").status is CheckStatus.SKIP
-
-
 # Settings
 
 
@@ -166,15 +159,6 @@ def test_without_a_password_file_the_registry_is_not_asked(result_of: ResultOf) 
 # The build VM and the registry. tests/system/image/test_inv_doctor.py has the real ones.
 
 
-def test_another_job_on_the_vm_is_named_with_what_ends_it(result_of: ResultOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vm_jobs, "started_by", lambda _: "ann on laptop")
-    result = result_of("vm slot", on_vm=SimpleNamespace(folder="/home/me/jobs/push-r-1"))
-    assert (result.status, "`inv push --cancel`" in result.remedy) == (CheckStatus.WARN, True)
-    assert "/home/me/jobs/push-r-1" in result.message
-    assert "ann on laptop" in result.message
-    assert result_of("vm slot", on_vm=None).status is CheckStatus.OK
-
-
 def test_a_full_disk_of_the_vm_is_named(result_of: ResultOf) -> None:
     fields: dict[str, Any] = {"exists": True, "is_folder": True, "kind": "ext4", "writable": True}
     share, home = (
@@ -211,17 +195,6 @@ def test_an_unused_cluster_is_skipped(result_of: ResultOf) -> None:
     missing = ("cluster: {kubeconfig: nowhere}", "cluster")
     assert "nowhere" in result_of("cluster reachable", *missing).message
     assert result_of("cluster rights", *missing).message == "see cluster reachable"
-
-
-@pytest.mark.parametrize(
-    ("client", "is_skewed"), [("v1.33.9", False), ("v1.35.0", False), ("v1.32.1", True), ("v2.34.0", True)]
-)
-def test_kubectl_with_another_version_than_the_server(
-    client: str, is_skewed: bool, result_of: ResultOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stdout = json.dumps({"clientVersion": {"gitVersion": client}}).encode()
-    monkeypatch.setattr(cluster, "run_program", lambda *_, **__: SimpleNamespace(stdout=stdout))
-    assert is_fault(result_of("cluster kubectl", PODS, cluster=FakeCluster()), cluster.SKEWED) is is_skewed
 
 
 # Nodes and pods
