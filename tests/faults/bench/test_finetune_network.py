@@ -28,7 +28,7 @@ from tests.support.machines.ports import free_ports
 from tests.support.thorough import only_thorough
 
 WAIT_SEC = 240.0
-NODES, STEPS = 3, 16
+NODES, STEPS = 3, 10
 SILENCE_SEC, SHORT_CUT_SEC = 8, 3.0  # a step may take 5 s longer than a rank may be silent
 # The process enters the machines' network, with a short limit for a row. Its training pauses after a step
 # until the gate file exists, so that the test cuts the network while the ranks are connected.

@@ -27,7 +27,7 @@ from tests.support.hosts.local_fleet import wait_for
 from tests.support.hosts.rank_pids import alive, descendant_pids, kill_trials
 
 WAIT_SEC = 240.0
-STEPS = 12
+STEPS = 9
 # A trial whose training writes no checkpoint after this step until the gate file exists, so that a test can always
 # interrupt it in time, even on a busy machine. Ranks are forked from the trial's process and inherit the change.
 HELD_TRIAL = f"""

@@ -13,8 +13,6 @@ from bench.harness.record import summary_line
 from bench.records.result import Steps, TrialResult
 from bench.records.run import Progress
 from bench.records.status import Outcome, ReasonCode, TrialStatus, read_failure
-from bench.records.workloads import WORKLOADS
-from bench.workloads import load
 from tests.support.reports.synthetic import metrics_of
 
 
@@ -42,8 +40,37 @@ def test_inspect_reports_the_inputs_or_rejects_them_in_one_line(capsys, model_fo
     assert [read_failure(output) for output in (b"", b"{", b'{"kind": "error"}')] == [None] * 3
 
 
-def test_each_workload_has_the_functions_that_its_registration_promises():
-    assert all(callable(load(workload).measure) for workload in WORKLOADS.values())
+FLAGS = ("--trial-name", "optimized", "--model", "M")
+
+
+@pytest.mark.usefixtures("restored_signals")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "no trial: "),
+        (FLAGS, "--data: missing; "),
+        ((*FLAGS, "--trial", "t.json"), "--trial and --trial-name: "),
+        (("--trial", "t.json", "--set", "seed=1"), "--trial and --set: "),
+        ((*FLAGS, "--data", "D", "--set", "max_seq_len"), "--set max_seq_len: "),
+        ((*FLAGS, "--data", "D", "--set", "seed=1", "--set", "seed=2"), "--set seed: "),
+        ((*FLAGS, "--data", "D", "--set", "max_seq_length=4"), "--set: max_seq_length: unknown field; "),
+        ((*FLAGS, "--data", "D", "--trial-name", "fastest"), "trial 'fastest' "),
+    ],
+)
+def test_a_trial_by_flags_that_is_not_one_is_refused_in_one_line(flags, message, capsys, tmp_path):
+    assert cli.main(["run", *flags, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert (error[: len(message)], error.count("\n")) == (message, 1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_are_parsed_as_the_type_of_their_field(make_trial):
+    settings = ["max_seq_len=256", "learning_rate=1e-3", "gradient_checkpointing=false", "lora_targets=q_proj, v_proj"]
+    trial = cli.apply_overrides(make_trial(), [*settings, "optimizer=adamw_torch"])
+    assert (trial.max_seq_len, trial.learning_rate, trial.gradient_checkpointing) == (256, 1e-3, False)
+    assert (trial.lora_targets, trial.optimizer) == (("q_proj", "v_proj"), "adamw_torch")
+    assert trial.reason.startswith("a test; changed by hand: max_seq_len=256, learning_rate=1e-3, ")
+    assert cli.apply_overrides(trial, ()) == trial
 
 
 @pytest.mark.parametrize("action", cli.ADAPTER_ACTIONS)

@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 
 from bench import torch_stack
-from bench.commands.cli import apply_overrides
 from bench.harness.record import PHASES, Clock, PhaseClock, Record, Request
 from bench.predict import memory
-from bench.records import TrialError
 from bench.workloads import training
-from tests.support.cases import load_cases
 
 # Phases of a step -----------------------------------------------------------------------------------------------------
 
@@ -130,23 +127,3 @@ def test_a_fallback_is_flagged(record, monkeypatch):
     record.fingerprint["model_parameters"] = 1
     training._load(record, None, SimpleNamespace(is_cuda=False), SimpleNamespace(check=int))
     assert (record.flags, record.fingerprint["recipe_notes"]) == ([flag], flag)
-
-
-# A trial by flags -----------------------------------------------------------------------------------------------------
-
-
-def test_settings_are_parsed_as_the_type_of_their_field(make_trial):
-    settings = ["max_seq_len=256", "learning_rate=1e-3", "gradient_checkpointing=false", "lora_targets=q_proj, v_proj"]
-    trial = apply_overrides(make_trial(), [*settings, "optimizer=adamw_torch"])
-    assert (trial.max_seq_len, trial.learning_rate, trial.gradient_checkpointing) == (256, 1e-3, False)
-    assert (trial.lora_targets, trial.optimizer) == (("q_proj", "v_proj"), "adamw_torch")
-    assert trial.reason.startswith("a test; changed by hand: max_seq_len=256, learning_rate=1e-3, ")
-    assert apply_overrides(trial, ()) == trial
-
-
-@pytest.mark.parametrize("case", load_cases(__file__, "invalid_settings.yaml"))
-def test_an_invalid_setting_is_rejected_in_one_line(make_trial, case):
-    with pytest.raises(TrialError) as caught:
-        apply_overrides(make_trial(), case["input"].split())
-    assert str(caught.value).startswith(case["expected"])
-    assert "\n" not in str(caught.value)
