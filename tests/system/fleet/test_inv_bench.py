@@ -32,8 +32,12 @@ def test_a_run_killed_twice_is_completed_by_resume_and_repeats_nothing(project, 
     hold_file.touch()
     first = project.start("bench", "--quick")
     project.wait_until(lambda: len(project.trainers()) == 2, "both workers to have a trial")
+    assert f"process {first.pid} of " in project.inv_error("bench", "--quick", code=4)
     project.kill(first)
     assert len(project.trainers()) == 2, "the trials go on without their operator"
+    run = project.run_folder().name
+    assert f"inv bench --resume={run}" in project.inv_error("bench", "--quick", code=3)
+    assert project.run_folder().name == run
 
     second = project.start("bench", "--resume")
     hold_file.unlink()
@@ -42,7 +46,7 @@ def test_a_run_killed_twice_is_completed_by_resume_and_repeats_nothing(project, 
     project.kill(second)
     hold_file.unlink()
 
-    project.inv("bench", f"--resume={project.run_folder().name}")
+    project.inv("bench", f"--resume={run}")
     assert_each_trial_ended_once_as(project, "SUCCEEDED")
     assert set(Counter(event["trial_id"] for event in project.events("started")).values()) == {1}
     assert not project.trainers()
@@ -65,23 +69,6 @@ def test_ctrl_c_stops_the_workers_and_resume_completes(project, hold_file: Path)
     last = {event["trial_id"]: event["end"] for event in project.events("ended")}
     assert set(last.values()) == {"SUCCEEDED"}
     assert len(project.events("reopened")) == 2
-
-
-def test_a_new_run_does_not_start_while_another_is_followed_or_abandoned(project, hold_file: Path) -> None:
-    hold_file.touch()
-    first = project.start("bench", "--quick")
-    project.wait_until(lambda: len(project.trainers()) == 2, "both workers to have a trial")
-    assert f"process {first.pid} of " in project.inv_error("bench", "--quick", code=4)
-    assert not first.poll()
-    project.kill(first)
-    run = project.run_folder().name
-
-    assert f"inv bench --resume={run}" in project.inv_error("bench", "--quick", code=3)
-    assert project.run_folder().name == run
-
-    project.inv("cancel")
-    assert not project.trainers()
-    assert set(project.statuses().values()) == {"CANCELLED"}
 
 
 @pytest.mark.usefixtures("hold_file")

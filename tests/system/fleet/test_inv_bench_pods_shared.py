@@ -18,7 +18,7 @@ import pytest
 from remote.hosts.command import Command
 from remote.jobs.job import Agent, Job, JobSpec, JobState
 from tests.support import inv_pods
-from tests.support.hosts.fake_worker_training import hold_file, install_fake_training
+from tests.support.hosts.fake_worker_training import install_fake_training
 from tests.support.kubernetes import Cluster
 from tests.support.pods import hosts_of, pods_of
 
@@ -118,20 +118,3 @@ def test_deadlines_of_jobs_do_not_depend_on_the_pods_clock(cluster: Cluster) -> 
         alive = slow.status()
         assert (alive.state, alive.exit_code) == (JobState.RUNNING, None)
         assert slow.cancel(grace_sec=0.5).why == "cancelled"
-
-
-def test_a_bench_over_pods_that_are_busy_with_anothers_run_is_refused_in_one_line(
-    operators: tuple[Any, Any], workspace: Path
-) -> None:
-    first, second = operators
-    hold = hold_file(workspace)
-    hold.touch()
-    running = first.start("bench", "--only=baseline", "--quick")
-    first.wait_until(lambda: first.events("started"), "a trial to begin")
-    line = second.inv_error("bench", "--quick", "--only=baseline", code=3)
-    hold.unlink()
-    first.wait_for_exit(running, timeout_sec=300)
-    run_id = first.run_folder().name
-    assert f"of run {run_id}" in line
-    assert "`inv monitor`" in line
-    assert second.ledger() == []

@@ -13,7 +13,7 @@ SEQUENCE = "\x1b["
 # Commands in one chain, in the order of their use; each draws a table, a bar or a live view.
 CHAINS = (
     ("bench", "--quick", "--only=baseline", "collect", "runs", "monitor"),
-    ("train", "--dry-run", "report"),
+    ("train", "--dry-run"),
 )
 
 

@@ -9,13 +9,15 @@ import pytest
 from invoke import Context
 
 from bench.records import Trial
-from bench.records.paths import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import PlannedTrial
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
-from tasks.clients.workers import BenchProgram
+from remote.hosts.local import LocalHost
+from remote.jobs.job import Agent
+from tasks.clients.workers import BenchProgram, bench_program
 from tasks.commands import BenchOptions
-from tasks.errors import SomeTrialsFailed, UsageError
+from tasks.errors import RetryableError, SomeTrialsFailed, UsageError
 from tasks.fleet import bench, runner
 from tasks.fleet.plan import plan_fleet
 from tasks.settings.layers import Settings, load
@@ -94,3 +96,18 @@ def test_a_worker_beyond_the_fleet_is_kept_while_it_runs_a_trial(
     monkeypatch.setattr(runner, "act", lambda plan, **_: names.extend(host.name for host in plan.hosts))
     bench._resume(settings, BenchOptions(resume="r", plain=True))
     assert names == ["worker-0", "worker-1", "worker-3"]
+
+
+@pytest.mark.parametrize(("is_known", "command"), [(True, "inv bench --resume=2-quick"), (False, "inv monitor")])
+def test_workers_that_are_busy_with_another_run_are_refused_with_its_name(
+    is_known: bool, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = [LocalHost(name=f"worker-{number}", workdir=str(tmp_path)) for number in range(2)]
+    holders = {"worker-0": None, "worker-1": "/w/runs/2-quick/baseline.1"}
+    monkeypatch.setattr(Agent, "holder", lambda agent, _: holders[agent.host.name])
+    if is_known:
+        (tmp_path / "2-quick").mkdir()
+        (tmp_path / "2-quick" / RUN_FILE).touch()
+    with pytest.raises(RetryableError, match=r"^worker-1 .* baseline\.1 of run 2-quick") as refused:
+        runner.refuse_busy_workers(tmp_path, bench_program(Settings(root=tmp_path)), hosts)
+    assert command in str(refused.value.remedy)
