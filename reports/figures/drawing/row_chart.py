@@ -169,10 +169,10 @@ class RowFigure:
         names = [name_lines(name) for group in shown for name in group.names]
         left_in = MARGIN_IN + 0.12 + max(text_width_in(line, NAME_SIZE) for lines in names for line in lines)
         for number, group in enumerate(shown):
-            places = layout.panels(len(group.panels), left_in, sum(heights[:number]), heights[number])
-            for place, panel in enumerate(group.panels):
-                label_rows(places[place], group.names, shown=place == 0)
-                draw_rows(places[place], panel)
+            columns = layout.panels(len(group.panels), left_in, sum(heights[:number]), heights[number])
+            for axes, panel in zip(columns, group.panels, strict=True):
+                label_rows(axes, group.names, shown=axes is columns[0])
+                draw_rows(axes, panel)
         return layout.figure
 
 
