@@ -105,6 +105,7 @@ def test_several_runs_on_each_side_measure_the_day_themselves(runs):
     assert verdicts(noisy)["optimized"] == "unknown"  # runs of one side are as far apart as the sides
 
 
+@pytest.mark.slow
 def test_among_many_configurations_the_same_difference_is_not_enough(runs):
     def shaken(result):
         noise = np.random.default_rng(zlib.crc32(f"{result.trial_id} {result.run_id}".encode())).normal(0.0, 0.005)
