@@ -7,15 +7,15 @@ current one. `resolve` starts kubectl once (0.05 s), so that the kubeconfig mean
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from bench.records import schema
 from remote.hosts.command import mask_opaque
-from remote.hosts.host_protocol import CommandTimedOut, Completed, TooMuchOutput, collapse_whitespace
+from remote.hosts.host_protocol import collapse_whitespace
 from remote.hosts.local import expand_user
-from remote.hosts.local_program import CannotStart, run_program
-from remote.hosts.pods.kubectl import Kubectl, Misconfigured, not_installed_error
+from remote.hosts.pods.kubectl import Kubectl, Misconfigured, run_kubectl
 from remote.providers import GENERIC, Provider
 
 CREDENTIAL_TIMEOUT_SEC = 120.0  # kubectl's own timeout here; the operator may have to log in meanwhile
@@ -67,9 +67,10 @@ def resolve(*, kubeconfig: str | None, context: str | None, namespace: str, prov
                 remedy="use a regular file, which kubectl reads for each command",
             )
     kubectl = Kubectl(namespace=namespace, context=context, kubeconfig=kubeconfig)
-    view = _run(kubectl.argv("config", "view", "--raw", "--minify", "--flatten", "--output=json"))
+    run = partial(run_kubectl, label="kubectl config", timeout_sec=CREDENTIAL_TIMEOUT_SEC)
+    view = run(kubectl.argv("config", "view", "--raw", "--minify", "--flatten", "--output=json"))
     if view.exit_code:
-        listed = _run(kubectl.argv("config", "get-contexts", "--output=name"))
+        listed = run(kubectl.argv("config", "get-contexts", "--output=name"))
         names = sorted(listed.stdout.decode().split())
         if listed.exit_code or context in names:
             problem = mask_opaque(collapse_whitespace(view.stderr.decode(errors="replace")).removeprefix("error: "))
@@ -91,15 +92,6 @@ def resolve(*, kubeconfig: str | None, context: str | None, namespace: str, prov
         server=str(config["clusters"][0]["cluster"].get("server", "?")),
         config=config,
     )
-
-
-def _run(argv: Sequence[str]) -> Completed:
-    try:
-        return run_program(argv, label="kubectl config", timeout_sec=CREDENTIAL_TIMEOUT_SEC)
-    except CannotStart as error:
-        raise not_installed_error(error) from error
-    except (CommandTimedOut, TooMuchOutput) as error:
-        raise Misconfigured(str(error), remedy="run `kubectl config view` by hand") from error
 
 
 def _make_absolute(user: dict[str, Any], files: Sequence[Path]) -> None:

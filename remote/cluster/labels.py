@@ -12,6 +12,7 @@ PART_OF = f"{PART_OF_LABEL}={OWNER}"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 JOB_LABEL = "batch.kubernetes.io/job-name"
 WORKER, TRAIN = "worker", "train"
+WORKLOADS = ("Job", "JobSet")
 RUN_ANNOTATION = "qlora-fleet/run"  # run ID, on the Job of a training that runs without the operator
 
 
@@ -24,3 +25,9 @@ def label(resource: Object, name: str) -> str | None:
 def is_owned(resource: Object) -> bool:
     """Return True if `inv deploy` created this object."""
     return label(resource, OWNER_LABEL) == OWNER
+
+
+def job_spec(workload: Object) -> Object:
+    """Return the spec of a Job, or of the one Job of a JobSet."""
+    spec: Object = workload.get("spec", {})
+    return spec["replicatedJobs"][0]["template"]["spec"] if workload["kind"] == "JobSet" else spec

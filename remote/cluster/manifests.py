@@ -20,18 +20,16 @@ from typing import Any, Self
 import yaml
 
 from bench.records.scratch_folders import scratch_folder
-from remote.cluster.labels import COMPONENT_LABEL, OWNER, OWNER_LABEL, PART_OF_LABEL, Object
+from remote.cluster.labels import COMPONENT_LABEL, OWNER, OWNER_LABEL, PART_OF_LABEL, Object, job_spec
 from remote.hosts.command import Secret
-from remote.hosts.host_protocol import CommandTimedOut, collapse_whitespace
-from remote.hosts.local_program import CannotStart, run_program
-from remote.hosts.pods.kubectl import ClusterError, Misconfigured, not_installed_error
+from remote.hosts.host_protocol import collapse_whitespace
+from remote.hosts.pods.kubectl import Misconfigured, run_kubectl
 
 DIGEST_ANNOTATION = "qlora-fleet/rendered"
 IMAGE_PLACEHOLDER = "qlora-fleet-bench"
 PROVIDER_COMPONENT = "provider"
 JOB_PREFIX = "job-"  # overlays of trainings that run without the operator
-PREEMPTIBLE_OVERLAY = "preemptible"  # the overlay pods, on preemptible nodes
-_SIZED_OVERLAYS = ("pods", PREEMPTIBLE_OVERLAY)
+WORKERS_OVERLAY = "pods"
 _DIGEST_REFERENCE = re.compile(r"^(?P<repository>[^\s@]+)@(?P<digest>sha256:[0-9a-f]{64})$")
 
 
@@ -90,7 +88,7 @@ def kustomization(values: ManifestValues, manifests: str) -> tuple[dict[str, Any
     components = [
         *(["emptydir"] if values.volume_source is None else []),
         "settings",
-        *(["size"] if values.overlay in _SIZED_OVERLAYS else []),
+        *(["size"] if values.overlay == WORKERS_OVERLAY else []),
         *(["job-spec"] if values.overlay.startswith(JOB_PREFIX) else []),
         *(["queue"] if values.overlay == "job-4gpu-kueue" else []),
         *values.components,
@@ -98,7 +96,7 @@ def kustomization(values: ManifestValues, manifests: str) -> tuple[dict[str, Any
         # Last: it copies the Job after all other components have changed it.
         *(["jobset"] if values.overlay == "job-4gpu-jobset" else []),
     ]
-    overlay = "pods" if values.overlay == PREEMPTIBLE_OVERLAY else values.overlay.removesuffix("-jobset")
+    overlay = values.overlay.removesuffix("-jobset")
     top = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -159,13 +157,7 @@ def render(values: ManifestValues, manifests: Path) -> list[dict[str, Any]]:
         (folder / PROVIDER_COMPONENT).mkdir()
         component = to_yaml([provider_component(values)])
         (folder / PROVIDER_COMPONENT / "kustomization.yaml").write_text(component, encoding="utf-8")
-        argv = ("kubectl", "kustomize", str(folder))
-        try:
-            completed = run_program(argv, label="kubectl kustomize", timeout_sec=60.0)
-        except CannotStart as error:
-            raise not_installed_error(error) from error
-        except CommandTimedOut as error:
-            raise ClusterError(str(error)) from error
+        completed = run_kubectl(("kubectl", "kustomize", str(folder)), label="kubectl kustomize", timeout_sec=60.0)
         if completed.exit_code != 0:
             stderr = collapse_whitespace(completed.stderr.decode(errors="replace"))
             # Kustomize prints the path first and the error last.
@@ -230,13 +222,10 @@ def make_reader_job(workload: Object) -> dict[str, Any] | None:
     It prefers their nodes, which have the image, and runs on any other if they were given back. None if it mounts no
     claim.
     """
-    spec = workload["spec"]
-    if workload["kind"] == "JobSet":
-        spec = spec["replicatedJobs"][0]["template"]["spec"]
-    template = spec["template"]
-    if not any("persistentVolumeClaim" in volume for volume in template["spec"].get("volumes") or []):
+    spec = job_spec(workload)["template"]["spec"]
+    if not any("persistentVolumeClaim" in volume for volume in spec.get("volumes") or []):
         return None
-    pod = {key: copy.deepcopy(value) for key, value in template["spec"].items() if key not in ("affinity", "subdomain")}
+    pod = {key: copy.deepcopy(value) for key, value in spec.items() if key not in ("affinity", "subdomain")}
     preferred = [
         {"key": key, "operator": "In", "values": [value]} for key, value in pod.pop("nodeSelector", {}).items()
     ]

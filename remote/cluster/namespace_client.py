@@ -9,23 +9,21 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import mktime_tz, parsedate_tz
 from typing import TYPE_CHECKING, Any
 
 from bench.records import schema
-from bench.records.units import format_mib
-from remote.cluster.api_connection import connect, impersonation_headers
+from remote.cluster.api_connection import connect
 from remote.cluster.credential_cache import kubectl_of
 from remote.cluster.diagnosis.readiness import PodFleet, build_fleet
 from remote.cluster.kubeconfig import Target
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
 from remote.cluster.manifests import to_yaml
 from remote.hosts.command import Command, Secret, mask
-from remote.hosts.host_protocol import CommandTimedOut, Completed, TooMuchOutput, collapse_whitespace
-from remote.hosts.local_program import CannotStart, run_program
+from remote.hosts.host_protocol import Completed, collapse_whitespace
 from remote.hosts.pods.kubectl import (
     CHECK_NETWORK,
     LOG_IN,
@@ -34,7 +32,7 @@ from remote.hosts.pods.kubectl import (
     Misconfigured,
     ObjectNotFound,
     Unreachable,
-    not_installed_error,
+    run_kubectl,
     to_cluster_error,
 )
 from remote.providers import GENERIC, Provider, detect
@@ -80,8 +78,6 @@ CSI_DRIVER = Kind(api="/apis/storage.k8s.io/v1", plural="csidrivers", is_namespa
 
 _CONNECT_SEC, _READ_SEC = 5.0, 20.0
 _KUBECTL_TIMEOUT_SEC = 120.0
-_RESPONSE_TIMEOUT_SEC = 120.0  # limit for one whole response
-_MAX_RESPONSE_BYTES = 256 << 20  # 10,000 pods take a fifth of it
 _MAX_RESPONSE_VALUES = 10_000_000
 _RETRY_PAUSES_SEC = (0.5, 1.0, 2.0, 4.0)
 _JSON = "application/json"
@@ -89,6 +85,7 @@ _OBJECT_SECTIONS = ("metadata", "spec", "status")
 # Only metadata of Secrets is requested; a server that ignores this Accept header would send the content.
 _METADATA = f"{_JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1,{_JSON}"
 _METADATA_LIST = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,{_JSON}"
+_APPLY = ("apply", "--server-side", f"--field-manager={FIELD_MANAGER}", "--force-conflicts", "-f", "-")
 
 
 class Cluster:
@@ -101,8 +98,6 @@ class Cluster:
         self.target, self._provider = target, provider
         self.kubectl = kubectl_of(target)
         self._own_kubectl = dataclasses.replace(self.kubectl, cached_kubeconfig=None)
-        self._pods_version = ""
-        self._impersonation = impersonation_headers(target)
         self._client = connect(target)
 
     @property
@@ -125,27 +120,13 @@ class Cluster:
         for pause_sec in (*_RETRY_PAUSES_SEC, None):
             began = time.monotonic()
             try:
-                with self._request(path, query, body=body, accept=accept) as answer:
-                    return self._parse(path, self._read_body(path, answer))
+                return self._parse(path, self._send(path, query, body=body, accept=accept).data)
             except Unreachable:
                 # No retry after a long silence: it was the server's time to restart.
                 if pause_sec is None or time.monotonic() - began > _CONNECT_SEC:
                     raise
             time.sleep(pause_sec)
         raise AssertionError("the last try returns or raises")
-
-    def _read_body(self, path: str, answer: "BaseHTTPResponse") -> bytes:
-        """Read and decompress a response. Raises ClusterError if it is too long, Unreachable if it is too slow."""
-        content, until = bytearray(), time.monotonic() + _RESPONSE_TIMEOUT_SEC
-        for piece in answer.stream():
-            content += piece
-            if len(content) > _MAX_RESPONSE_BYTES:
-                raise ClusterError(
-                    f"{self.target.server}: the response to {path} exceeds {format_mib(_MAX_RESPONSE_BYTES)}"
-                )
-            if time.monotonic() > until:
-                raise self._response_error(path, f"is incomplete after {_RESPONSE_TIMEOUT_SEC:.0f} s")
-        return bytes(content)
 
     def _parse(self, path: str, text: bytes) -> dict[str, Any]:
         try:
@@ -159,49 +140,36 @@ class Cluster:
     def _response_error(self, path: str, problem: str, remedy: str = "") -> Unreachable:
         return Unreachable(f"{self.target.server}: the response to {path} {problem}", remedy=remedy)
 
-    @contextlib.contextmanager
-    def _request(
-        self,
-        path: str,
-        query: Mapping[str, str] | None,
-        *,
-        body: Object | None = None,
-        accept: str = _JSON,
-        read_sec: float = _READ_SEC,
-    ) -> Iterator["BaseHTTPResponse"]:
-        """Open the response, for reading its body in chunks. Raises like `_get`, also during reading."""
+    def _send(
+        self, path: str, query: Mapping[str, str] | None = None, *, body: Object | None = None, accept: str = _JSON
+    ) -> "BaseHTTPResponse":
+        """Return the whole response to one request. Raises like `_get`."""
         from kubernetes.client.exceptions import ApiException  # 0.2 s to import
-        from urllib3 import HTTPHeaderDict
         from urllib3.exceptions import HTTPError
 
-        headers = {"Accept": accept, **({"Content-Type": _JSON} if body else {})}
         try:
             method, url, headers, content, form = self._client.param_serialize(
                 "POST" if body else "GET",
                 path,
                 query_params=list((query or {}).items()),
-                header_params=headers,
+                header_params={"Accept": accept, **({"Content-Type": _JSON} if body else {})},
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            sent = HTTPHeaderDict()  # a header may be sent several times
-            for name, value in (*headers.items(), *self._impersonation):
-                sent.add(name, self._header_value(value))
-            response = self._client.call_api(
-                method, url, sent, content, form, _request_timeout=(_CONNECT_SEC, read_sec)
-            ).response
-            _logger.debug("%s %s: status %d", method, path, response.status)
-            try:
-                if not 200 <= response.status < 300:
-                    raise self._to_error(response.status, self._read_body(path, response), path)
-                yield response
-            finally:
-                response.close()  # after a complete read the connection is in the pool already
+            headers = {name: self._header_value(value) for name, value in headers.items()}
+            timeout = (_CONNECT_SEC, _READ_SEC)
+            answer = self._client.call_api(method, url, headers, content, form, _request_timeout=timeout)
+            response: BaseHTTPResponse = answer.response
+            text = response.data
         except ApiException as error:
-            raise self._to_error(error.status or 0, error.body or error.reason, path) from error
+            raise Unreachable(f"{self.target.server}: {error.reason}", remedy=CHECK_NETWORK) from error
         except (HTTPError, OSError) as error:
             reason = collapse_whitespace(getattr(error, "reason", None) or error)
             raise Unreachable(f"{self.target.server} does not answer: {reason}", remedy=CHECK_NETWORK) from error
+        _logger.debug("%s %s: status %d", method, path, answer.status)
+        if not 200 <= answer.status < 300:
+            raise self._to_error(answer.status, text.decode(errors="replace"), path)
+        return response
 
     def _header_value(self, value: str) -> str:
         """Strip whitespace like kubectl and reject control characters; the client's own error would show the token."""
@@ -213,25 +181,21 @@ class Cluster:
             )
         return value
 
-    def _to_error(self, status: int, body: object, path: str) -> ClusterError:
-        text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
+    def _to_error(self, status: int, text: str, path: str) -> ClusterError:
         with contextlib.suppress(ValueError):  # a body that is not Kubernetes' JSON
             text = schema.parse_object(text).get("message") or text
         message = collapse_whitespace(text)[:300]
         if status == 401:
-            return Misconfigured(
-                f"context {self.target.context}: the cluster does not accept the credentials of {self.target.user} "
-                "(expired?)",
-                remedy=LOG_IN,
-            )
+            problem = f"the cluster does not accept the credentials of {self.target.user} (expired?)"
+            return Misconfigured(f"context {self.target.context}: {problem}", remedy=LOG_IN)
         if status == 403:
             return Forbidden(message, remedy="ask the cluster's administrator for that permission")
         if status == 404:
             return ObjectNotFound(f"{path}: {message}")
         return Unreachable(f"{self.target.server}: {status} at {path}: {message}")
 
-    def _path(self, kind: Kind, namespace: str | None = None) -> str:
-        namespace_path = f"/namespaces/{namespace or self.target.namespace}" if kind.is_namespaced else ""
+    def _path(self, kind: Kind) -> str:
+        namespace_path = f"/namespaces/{self.target.namespace}" if kind.is_namespaced else ""
         return f"{kind.api}{namespace_path}/{kind.plural}"
 
     def _get_items(
@@ -254,9 +218,9 @@ class Cluster:
         """
         resource = KINDS[kind]
         try:
-            items = self.list_all(resource, selector=PART_OF)
-        except Forbidden:
-            if not resource.is_optional:
+            items = self._get_items(self._path(resource), {"labelSelector": PART_OF})
+        except (Forbidden, ObjectNotFound) as error:
+            if isinstance(error, Forbidden) and not resource.is_optional:
                 raise
             return []
         # The items of a list have no kind field.
@@ -265,20 +229,9 @@ class Cluster:
 
     def version(self) -> tuple[str, float | None]:
         """Return the server's version, and its clock as Unix time if the response has a date."""
-        with self._request("/version", None) as answer:
-            clock = _parse_date(answer.headers.get("Date", ""))
-            version_info = self._parse("/version", self._read_body("/version", answer))
-        return str(version_info.get("gitVersion", "?")), clock
-
-    def list_all(self, kind: Kind, *, namespace: str | None = None, selector: str = "") -> list[dict[str, Any]]:
-        """List all objects of a kind, also of other owners; empty for an unknown kind.
-
-        `namespace` is the target's if None.
-        """
-        try:
-            return self._get_items(self._path(kind, namespace), {"labelSelector": selector} if selector else None)
-        except ObjectNotFound:
-            return []
+        answer = self._send("/version")
+        version = self._parse("/version", answer.data).get("gitVersion", "?")
+        return str(version), _parse_date(answer.headers.get("Date", ""))
 
     def has_api_group(self, name: str) -> bool:
         """Return True if the API serves a group, such as that of an optional controller."""
@@ -307,19 +260,10 @@ class Cluster:
             return None
 
     def live_objects(self) -> list[dict[str, Any]]:
-        """List every object in the cluster that is part of this fleet, except pods and Secrets.
-
-        Raises Forbidden with all kinds that may not be listed, not only with the first.
-        """
+        """List every object in the cluster that is part of this fleet, except pods and Secrets."""
         kinds = [kind for kind in KINDS if kind not in ("Secret", "Namespace", "PersistentVolume")]
         with ThreadPoolExecutor(max_workers=6) as pool:
-            lists = list(pool.map(self._list_or_none, kinds))
-        refused = [KINDS[kind].plural for kind, objects in zip(kinds, lists, strict=True) if objects is None]
-        if refused:
-            raise Forbidden(
-                f"user {self.target.user} may not list {', '.join(refused)} in namespace {self.target.namespace}",
-                remedy="ask the cluster's administrator for these permissions (manifests/README.md lists all of them)",
-            )
+            objects = [item for items in pool.map(self.list_fleet_objects, kinds) for item in items]
         try:
             volumes = self.list_fleet_objects("PersistentVolume")
         except Forbidden:
@@ -327,21 +271,10 @@ class Cluster:
         own = [volume for volume in volumes if _claim_namespace(volume) == self.target.namespace]
         namespace = self.namespace()
         first = [{**namespace, "apiVersion": "v1", "kind": "Namespace"}] if namespace is not None else []
-        return [*first, *(resource for resources in lists for resource in resources or []), *own]
-
-    def _list_or_none(self, kind: str) -> list[dict[str, Any]] | None:
-        """Like `list_fleet_objects`; None if that is forbidden."""
-        try:
-            return self.list_fleet_objects(kind)
-        except Forbidden:
-            return None
+        return [*first, *objects, *own]
 
     def pods(self) -> list[dict[str, Any]]:
-        listed = self._get(self._path(POD), {"labelSelector": PART_OF})
-        pods = self._parse_items(self._path(POD), listed)
-        of_list = listed.get("metadata")
-        self._pods_version = str(of_list.get("resourceVersion", "")) if isinstance(of_list, dict) else ""
-        return pods
+        return self._get_items(self._path(POD), {"labelSelector": PART_OF})
 
     def pod_fleet(self, names: Collection[str] | None = None) -> PodFleet:
         """Read the state of the Jobs with these names, of all if None; claims and events only if a pod is not up."""
@@ -352,14 +285,6 @@ class Cluster:
             return state
         claims = self.list_fleet_objects("PersistentVolumeClaim")
         return build_fleet(jobs, pods, claims, self.events(), self.provider)
-
-    def wait_for_change(self, timeout_sec: float) -> None:
-        """Block until one of the fleet's pods changes or `timeout_sec` has passed. Uses one watch request."""
-        limit = max(1, round(timeout_sec))
-        query = {"labelSelector": PART_OF, "watch": "true", "timeoutSeconds": str(limit)}
-        query["resourceVersion"] = self._pods_version
-        with self._request(self._path(POD), query, read_sec=limit + _READ_SEC) as answer:
-            next(iter(answer.stream()), None)
 
     def events(self) -> list[dict[str, Any]]:
         return self._get_items(f"/api/v1/namespaces/{self.target.namespace}/events")
@@ -386,16 +311,13 @@ class Cluster:
         answer = self._get(f"/apis/{version}/selfsubjectaccessreviews", body=body)
         return bool(answer.get("status", {}).get("allowed"))
 
-    def apply(
-        self, objects: Sequence[Object], *, force_conflicts: bool = False, secrets: tuple[Secret, ...] = ()
-    ) -> None:
+    def apply(self, objects: Sequence[Object], *, secrets: tuple[Secret, ...] = ()) -> None:
         """Apply the objects on the server side. Raises any ClusterError."""
-        self._run_kubectl(_apply_arguments(force_conflicts), objects, timeout_sec=_KUBECTL_TIMEOUT_SEC, secrets=secrets)
+        self._run_kubectl(_APPLY, objects, secrets=secrets)
 
-    def try_apply(self, objects: Sequence[Object], *, force_conflicts: bool) -> list[dict[str, Any]]:
+    def try_apply(self, objects: Sequence[Object]) -> list[dict[str, Any]]:
         """Return what the server would store if these objects were applied. Raises like `apply`."""
-        arguments = (*_apply_arguments(force_conflicts), "--dry-run=server", "--output=json")
-        completed = self._run_kubectl(arguments, objects, timeout_sec=_KUBECTL_TIMEOUT_SEC)
+        completed = self._run_kubectl((*_APPLY, "--dry-run=server", "--output=json"), objects)
         answer = self._parse("a dry run", completed.stdout)
         return self._parse_items("a dry run", answer if answer.get("kind") == "List" else {"items": [answer]})
 
@@ -403,8 +325,7 @@ class Cluster:
         """Have the server try the creation of objects, under other names than theirs. Raises like `apply`."""
         for resource in objects:
             metadata = {**resource["metadata"], "name": f"{resource['metadata']['name']}-new"}
-            arguments = ("create", "--dry-run=server", "-f", "-")
-            self._run_kubectl(arguments, [{**resource, "metadata": metadata}], timeout_sec=_KUBECTL_TIMEOUT_SEC)
+            self._run_kubectl(("create", "--dry-run=server", "-f", "-"), [{**resource, "metadata": metadata}])
 
     def delete(self, objects: Sequence[Object], *, wait_sec: float) -> None:
         """Delete the objects and wait until they are gone. Raises like `apply`, also after `wait_sec`."""
@@ -417,14 +338,14 @@ class Cluster:
 
     def cordon(self, node: str) -> None:
         """Mark the node as unschedulable. Raises like `apply`; Forbidden without permission to patch nodes."""
-        self._run_kubectl(("cordon", node), (), timeout_sec=_KUBECTL_TIMEOUT_SEC)
+        self._run_kubectl(("cordon", node))
 
     def _run_kubectl(
         self,
         arguments: tuple[str, ...],
-        objects: Sequence[Object],
+        objects: Sequence[Object] = (),
         *,
-        timeout_sec: float,
+        timeout_sec: float = _KUBECTL_TIMEOUT_SEC,
         secrets: tuple[Secret, ...] = (),
     ) -> Completed:
         # Not masked in argv, which holds no secret: a short password may be part of a word there.
@@ -435,14 +356,7 @@ class Cluster:
         stdin = to_yaml(dict(resource) for resource in objects).encode()
         names = [f"{resource['kind']}/{resource['metadata']['name']}" for resource in objects]
         _logger.log(logging.INFO if arguments[0] in ("apply", "delete") else logging.DEBUG, "%s %s", arguments, names)
-        try:
-            completed = run_program(argv, label=label, stdin=stdin, timeout_sec=timeout_sec)
-        except CannotStart as error:
-            raise not_installed_error(error) from error
-        except CommandTimedOut as error:
-            raise Unreachable(str(error), remedy="retry") from error
-        except TooMuchOutput as error:
-            raise ClusterError(str(error)) from error
+        completed = run_kubectl(argv, label=label, stdin=stdin, timeout_sec=timeout_sec)
         if completed.exit_code != 0:
             stderr = mask(completed.stderr.decode(errors="replace"), secrets)
             raise to_cluster_error(f"kubectl {arguments[0]}", stderr)
@@ -467,11 +381,6 @@ def _is_object(item: object) -> bool:
     if not isinstance(item, dict) or not all(isinstance(item.get(key, {}), dict) for key in _OBJECT_SECTIONS):
         return False
     return isinstance(item.get("metadata", {}).get("name"), str)
-
-
-def _apply_arguments(force_conflicts: bool) -> tuple[str, ...]:
-    force = ("--force-conflicts",) if force_conflicts else ()
-    return ("apply", "--server-side", f"--field-manager={FIELD_MANAGER}", *force, "-f", "-")
 
 
 def _name_and_namespace(resource: Object) -> dict[str, str]:

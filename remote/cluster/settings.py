@@ -48,8 +48,8 @@ class ClusterSection:
     namespace: str = setting("qlora-fleet", "namespace; `inv deploy` creates it if it is missing", **_NAME)
     overlay: str = setting(
         "pods",
-        "pods (fleet.size workers), interactive, job-1gpu, job-4gpu, job-4gpu-jobset, job-4gpu-kueue, preemptible",
-        choices=("pods", "preemptible", "interactive", "job-1gpu", "job-4gpu", "job-4gpu-jobset", "job-4gpu-kueue"),
+        "pods (fleet.size workers), interactive, job-1gpu, job-4gpu, job-4gpu-jobset, job-4gpu-kueue",
+        choices=("pods", "interactive", "job-1gpu", "job-4gpu", "job-4gpu-jobset", "job-4gpu-kueue"),
     )
     image: str | None = setting(
         None, "image with its digest, HOST/REPOSITORY@sha256:...; null: the image in results/image.json"

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 from bench.records.validation import AUTO
 from remote.cluster.kubeconfig import Target, resolve
-from remote.cluster.manifests import PREEMPTIBLE_OVERLAY, Image, ManifestValues
+from remote.cluster.manifests import Image, ManifestValues
 from remote.cluster.namespace_client import Cluster
 from remote.cluster.settings import ANY_PRODUCT, ClusterSection, PodPlacement
-from remote.hosts.pods.kubectl import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
+from remote.hosts.pods.kubectl import ClusterError, Forbidden, Misconfigured, Unreachable
 from remote.providers import GENERIC, PROVIDERS, Provider, detect
-from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
+from tasks.errors import Interrupted, RetryableError, TaskFailed, UsageError
 from tasks.settings.layers import Settings
 
 MANIFESTS = "manifests"
@@ -52,13 +52,11 @@ def resolve_target(settings: Settings) -> Target:
 
 @contextlib.contextmanager
 def translate_cluster_errors() -> Iterator[None]:
-    """Translate the cluster's errors: exit 2 needs a fix, 3 is transient, 4 another manager's field, 1 the rest."""
+    """Translate the cluster's errors: exit 2 needs a fix, 3 is transient, 1 the rest."""
     try:
         yield
     except (Misconfigured, Forbidden) as error:
         raise UsageError.from_error(error) from error
-    except Conflict as error:
-        raise ConfirmationRequired.from_error(error) from error
     except Unreachable as error:
         raise RetryableError.from_error(error) from error
     except ClusterError as error:
@@ -84,11 +82,10 @@ def place_pods(section: ClusterSection, provider: Provider, *, overlay: str | No
 
     Raises UsageError for a setting that the provider cannot fulfil.
     """
-    uses_preemptible = section.preemptible or section.overlay == PREEMPTIBLE_OVERLAY
-    if uses_preemptible and provider.preemptible_label is None:
+    if section.preemptible and provider.preemptible_label is None:
         raise UsageError(
             f"cluster.preemptible: provider {provider.name} has no label for preemptible nodes",
-            remedy="set it to false, and cluster.overlay to one other than preemptible",
+            remedy="set it to false",
         )
     handle = section.volume.handle
     if handle is not None and provider.volume_source(handle) is None:
@@ -101,7 +98,7 @@ def place_pods(section: ClusterSection, provider: Provider, *, overlay: str | No
         overlay=overlay or section.overlay,
         instance_type=section.instance_type or provider.instance_type,
         pull_secret=provider.pull_secret if section.pull_secret == AUTO else section.pull_secret,
-        preemptible_label=provider.preemptible_label if uses_preemptible else None,
+        preemptible_label=provider.preemptible_label if section.preemptible else None,
     )
 
 

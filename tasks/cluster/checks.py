@@ -9,19 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from remote.cluster.labels import WORKLOADS, job_spec
 from remote.cluster.manifests import Image
 from remote.cluster.namespace_client import CSI_DRIVER, KINDS, POD, Cluster, Kind
-from remote.cluster.plan import Action, ClusterPlan, Verb, is_training
+from remote.cluster.plan import ClusterPlan, Verb, is_training
 from remote.cluster.settings import PodPlacement
 from remote.hosts.pods.host import PodsSection
 from remote.hosts.pods.kubectl import Forbidden
-from tasks.cluster.node_list import (
-    capacity,
-    check_capacity,
-    check_gpu_products,
-    node_reports,
-    print_nodes,
-)
+from tasks.cluster.node_list import capacity, check_capacity, check_gpu_products, node_reports, print_nodes
 from tasks.errors import ConfirmationRequired, results_write_errors
 from tasks.faults import CheckStatus, Fault
 from tasks.fleet.pending_results import PendingRun, discard, foreign_active_jobs, has_training_ended, pending_runs
@@ -49,14 +44,31 @@ EXEC_PERMISSIONS = ("get", POD, "exec"), ("create", POD, "exec")  # `kubectl exe
 OVERLAY_CONTROLLERS = {"job-4gpu-jobset": ("jobset.x-k8s.io", "JobSet"), "job-4gpu-kueue": ("kueue.x-k8s.io", "Kueue")}
 
 
-def check_node_capacity(
-    placement: PodPlacement, cluster: Cluster, image: Image, cluster_plan: ClusterPlan, *, partial: bool
+def check_plan(
+    cluster: Cluster, cluster_plan: ClusterPlan, placement: PodPlacement, image: Image, *, is_partial: bool
 ) -> None:
-    """Raise TaskFailed if fewer nodes qualify than the plan's pods need, unless `partial`."""
-    starts = [a for a in cluster_plan.with_verb(Verb.CREATE, Verb.REPLACE) if a.kind in ("Job", "JobSet") and a.desired]
-    if not starts:
-        return
-    needed = max(_parallelism(action) for action in starts)
+    """Check nodes, controller, storage driver and permissions before the first change.
+
+    Raises TaskFailed if fewer nodes qualify than the plan's pods need, unless `is_partial`, and UsageError for the
+    rest: without Kueue its Job would start at once, without a driver pods would wait indefinitely.
+    """
+    started = [action.desired for action in cluster_plan.with_verb(Verb.CREATE, Verb.REPLACE) if action.desired]
+    needed = max((job_spec(item).get("parallelism", 1) for item in started if item["kind"] in WORKLOADS), default=0)
+    if needed:
+        _check_nodes(cluster, needed, placement, image, is_partial=is_partial)
+    if started and (controller := missing_controller(cluster, placement.overlay)):
+        raise NO_CONTROLLER.error(suffix=NOTHING_CHANGED, overlay=placement.overlay, controller=controller)
+    for volume in (item for item in started if item["kind"] == "PersistentVolume"):
+        try:
+            if driver := missing_driver(cluster, volume["spec"]):
+                raise NO_CSI.error(cluster.provider, suffix=NOTHING_CHANGED, driver=driver)
+        except Forbidden as error:
+            print(f"the volume's driver cannot be checked: {error}")
+    rights = [(verb, KINDS[kind], "") for verb, kind in cluster_plan.permissions]
+    require_permissions(cluster, [*rights, *EXEC_PERMISSIONS])
+
+
+def _check_nodes(cluster: Cluster, needed: int, placement: PodPlacement, image: Image, *, is_partial: bool) -> None:
     try:
         reports = node_reports(cluster, placement, image)
     except Forbidden as error:
@@ -65,26 +77,11 @@ def check_node_capacity(
     available = capacity(reports)
     if available < needed:
         print_nodes(reports)
-    if available < needed and partial:
+    if available < needed and is_partial:
         check_gpu_products(placement.section, reports)
         print(f"nodes: room for only {available} of {needed} pods", flush=True)
     else:
-        advice = f"; or pass --partial; {NOTHING_CHANGED}"
-        print(check_capacity(placement, needed, reports, advice), flush=True)
-
-
-def _parallelism(action: Action) -> int:
-    spec = (action.desired or {}).get("spec", {})
-    if action.kind == "JobSet":
-        spec = spec["replicatedJobs"][0]["template"]["spec"]
-    return int(spec.get("parallelism", 1))
-
-
-def check_controller(overlay: str, cluster: Cluster, cluster_plan: ClusterPlan) -> None:
-    """Raise UsageError if the overlay's controller is missing: without Kueue its Job would start at once."""
-    missing = missing_controller(cluster, overlay) if cluster_plan.with_verb(Verb.CREATE, Verb.REPLACE) else None
-    if missing is not None:
-        raise NO_CONTROLLER.error(suffix=NOTHING_CHANGED, overlay=overlay, controller=missing)
+        print(check_capacity(placement, needed, reports, f"; or pass --partial; {NOTHING_CHANGED}"), flush=True)
 
 
 def missing_controller(cluster: Cluster, overlay: str) -> str | None:
@@ -93,28 +90,10 @@ def missing_controller(cluster: Cluster, overlay: str) -> str | None:
     return None if name is None or cluster.has_api_group(group) else name
 
 
-def check_storage(cluster: Cluster, cluster_plan: ClusterPlan) -> None:
-    """Raise UsageError if a volume's CSI driver is missing: pods would wait indefinitely."""
-    for action in cluster_plan.with_verb(Verb.CREATE, Verb.REPLACE):
-        spec = (action.desired or {}).get("spec", {})
-        try:
-            if action.kind == "PersistentVolume" and (driver := missing_driver(cluster, spec)):
-                raise NO_CSI.error(cluster.provider, suffix=NOTHING_CHANGED, driver=driver)
-        except Forbidden as error:
-            print(f"{action.title} cannot be checked: {error}")
-
-
 def missing_driver(cluster: Cluster, volume: Mapping[str, Any]) -> str | None:
     """Return the CSI driver that a volume's source names and the cluster does not have, or None."""
     driver = (volume.get("csi") or {}).get("driver")
     return None if driver is None or cluster.has_object(CSI_DRIVER, driver) else str(driver)
-
-
-def check_permissions(cluster: Cluster, cluster_plan: ClusterPlan) -> None:
-    """Raise UsageError for missing permissions before the first change."""
-    require_permissions(
-        cluster, [*((verb, KINDS[kind], "") for verb, kind in cluster_plan.permissions), *EXEC_PERMISSIONS]
-    )
 
 
 def require_permissions(cluster: Cluster, permissions: Sequence[tuple[str, Kind, str]]) -> None:
@@ -152,34 +131,24 @@ class ResultsGuard:
 
         Raises ConfirmationRequired if there are any, unless `discards`.
         """
-        if not cluster_plan.pod_ending_actions:
+        ending, ended = cluster_plan.pod_ending_actions, cluster_plan.with_verb(Verb.REPLACE, Verb.DELETE)
+        if not ending:
             return []
-        for action in cluster_plan.pod_ending_actions:
-            if self.discards or action.live is None or has_training_ended(self.results_folder, action.live):
-                continue
-            if is_training(action.live):
-                raise ConfirmationRequired(
-                    f"{action.title} is still training",
-                    remedy="wait until it ends (`inv status`), or pass --discard-results; nothing was changed",
-                )
-        ended = cluster_plan.with_verb(Verb.REPLACE, Verb.DELETE)
+        trainings = [a for a in ending if a.live and is_training(a.live)] if not self.discards else []
+        for action in trainings:
+            if action.live and not has_training_ended(self.results_folder, action.live):
+                raise _would_lose(f"{action.title} is still training", "wait until it ends (`inv status`), ")
         is_volume_kept = all(action.kind != "PersistentVolumeClaim" for action in ended)
         lost = pending_runs(self.results_folder, self.cluster.target, is_volume_kept=is_volume_kept)
         if self.discards:
             return lost
-        first = cluster_plan.pod_ending_actions[0].title
         if lost:
             more = f"; and {len(lost) - 3} more" if len(lost) > 3 else ""
-            raise ConfirmationRequired(
-                f"{first} would be deleted with results in its pods: "
-                f"{'; '.join(run.description for run in lost[:3])}{more}",
-                remedy="or pass --discard-results; nothing was changed",
-            )
+            lines = "; ".join(run.description for run in lost[:3])
+            raise _would_lose(f"{ending[0].title} would be deleted with results in its pods: {lines}{more}")
         if busy := foreign_active_jobs(self.results_folder, self.cluster, self.pods):
-            raise ConfirmationRequired(
-                f"{first} would be deleted with running jobs: {'; '.join(busy[:3])}",
-                remedy="wait until they end (`inv monitor`), or pass --discard-results; nothing was changed",
-            )
+            problem = f"{ending[0].title} would be deleted with running jobs: {'; '.join(busy[:3])}"
+            raise _would_lose(problem, "wait until they end (`inv monitor`), ")
         return lost
 
     def print_refusal(self, cluster_plan: ClusterPlan) -> str | None:
@@ -195,3 +164,7 @@ class ResultsGuard:
         """Record the runs as discarded. Raises UsageError."""
         with results_write_errors(self.results_folder):
             discard(lost)
+
+
+def _would_lose(problem: str, advice: str = "") -> ConfirmationRequired:
+    return ConfirmationRequired(problem, remedy=f"{advice}or pass --discard-results; {NOTHING_CHANGED}")

@@ -10,10 +10,8 @@ from tasks.commands import DISCARD, DRY_RUN_OF_OBJECTS, PLAIN
 @dataclass(frozen=True, kw_only=True)
 class DeployOptions:
     dry_run: bool = switch(DRY_RUN_OF_OBJECTS)
-    renew_secret: bool = switch("read the registry password again and rewrite the pull secret")
     force: bool = switch("delete Jobs that have failed or completed, and start them again")
     partial: bool = switch("deploy even if too few nodes qualify, and wait for all pods (an autoscaler may add nodes)")
-    force_conflicts: bool = switch("overwrite fields that another manager owns, like `kubectl apply --force-conflicts`")
     discard_results: bool = switch(DISCARD)
     plain: bool = switch(PLAIN)
 

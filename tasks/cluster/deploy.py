@@ -8,21 +8,15 @@ from typing import Any
 
 from invoke.context import Context
 
-from remote.cluster.labels import Object, is_owned
-from remote.cluster.manifests import (
-    JOB_PREFIX,
-    PREEMPTIBLE_OVERLAY,
-    Image,
-    ManifestValues,
-    pull_secret,
-    render,
-)
+from remote.cluster.labels import WORKLOADS, Object, is_owned
+from remote.cluster.manifests import JOB_PREFIX, WORKERS_OVERLAY, Image, ManifestValues, pull_secret, render
 from remote.cluster.namespace_client import Cluster
 from remote.cluster.plan import Action, ClusterPlan, Verb, comparable, describe_change, is_being_deleted, plan
 from remote.cluster.settings import PodPlacement
 from remote.hosts.command import Secret
 from remote.hosts.pods.kubectl import Forbidden
 from remote.providers import registry_provider
+from reports import formatting
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import confirm
@@ -30,14 +24,7 @@ from tasks.cli.waiting import Wait
 from tasks.clients.registry import resolve_image
 from tasks.clients.secrets import check_registry_user, registry_password
 from tasks.clients.target_cluster import MANIFESTS, manifest_values, open_cluster, place_pods
-from tasks.cluster.checks import (
-    NO_SECRET,
-    ResultsGuard,
-    check_controller,
-    check_node_capacity,
-    check_permissions,
-    check_storage,
-)
+from tasks.cluster.checks import NO_SECRET, ResultsGuard, check_plan
 from tasks.cluster.commands import DeployOptions
 from tasks.cluster.pod_status import wait_for_pods
 from tasks.errors import ConfirmationRequired, UsageError
@@ -88,7 +75,7 @@ def apply(
         request = read_request(settings, options, training, image, cluster)
         desired, live = render(request.values, settings.root / MANIFESTS), cluster.live_objects()
         makes_secret = _needs_secret(request, cluster)
-        applied = _try_changes(cluster, comparable(desired, live), force_conflicts=options.force_conflicts)
+        applied = _try_changes(cluster, comparable(desired, live))
         cluster_plan = plan(desired, live, applied, makes_secret=makes_secret, replace_ended=options.force)
         _print_plan(cluster_plan, request)
         jobs = [item["metadata"]["name"] for item in desired if item["kind"] == "Job"]
@@ -99,14 +86,10 @@ def apply(
                 return CommandResult(data=_document(cluster_plan, image)) if options.dry_run else None
             _wait(request, cluster, jobs)
             return None
-        is_enough = options.partial or options.dry_run
-        check_node_capacity(request.placement, cluster, image, cluster_plan, partial=is_enough)
-        check_controller(request.values.overlay, cluster, cluster_plan)
-        check_storage(cluster, cluster_plan)
-        check_permissions(cluster, cluster_plan)
+        check_plan(cluster, cluster_plan, request.placement, image, is_partial=options.partial or options.dry_run)
         if options.dry_run:
             refused = request.guard.print_refusal(cluster_plan)
-            _print_diff(cluster, cluster_plan, force_conflicts=options.force_conflicts)
+            _print_diff(cluster, cluster_plan)
             return CommandResult(data={**_document(cluster_plan, image), "refused": refused})
         act(request, cluster, cluster_plan)
         if jobs and training is None:
@@ -124,7 +107,7 @@ def read_request(
     values = manifest_values(settings, placement, image)
     if training is not None:
         values = replace(values, extra_settings={**values.extra_settings, **training.values})
-    runs_workers = placement.overlay in ("pods", PREEMPTIBLE_OVERLAY) and not settings.connector.is_cluster
+    runs_workers = placement.overlay == WORKERS_OVERLAY and not settings.connector.is_cluster
     return DeployRequest(
         options=options,
         training=training,
@@ -157,12 +140,10 @@ def _wait(request: DeployRequest, cluster: Cluster, jobs: Sequence[str], *, new_
         print(request.advice)
 
 
-def _try_changes(cluster: Cluster, objects: Sequence[Object], *, force_conflicts: bool) -> Sequence[Object]:
+def _try_changes(cluster: Cluster, objects: Sequence[Object]) -> Sequence[Object]:
     """Return what the server would store of these objects; empty without the permission to change them."""
-    if not objects:
-        return []
     try:
-        return cluster.try_apply(objects, force_conflicts=force_conflicts)
+        return cluster.try_apply(objects) if objects else []
     except Forbidden as error:
         print(f"changes by others cannot be seen: {error}")
         return []
@@ -184,13 +165,7 @@ def _document(cluster_plan: ClusterPlan, image: Image | None = None) -> dict[str
 
 def _needs_secret(request: DeployRequest, cluster: Cluster) -> bool:
     name, user, image = request.placement.pull_secret, request.registry_user, request.values.image
-    if name is None:
-        if request.options.renew_secret:
-            raise UsageError(
-                "deploy: --renew-secret: cluster.pull_secret is null (a public image)", remedy="give it a name"
-            )
-        return False
-    if not request.options.renew_secret and cluster.has_secret(name):
+    if name is None or cluster.has_secret(name):
         return False
     if user is None:
         provider = registry_provider(image.registry)
@@ -211,54 +186,49 @@ def _print_plan(cluster_plan: ClusterPlan, request: DeployRequest) -> None:
     print(f"plan: overlay {request.values.overlay}: {counts}", flush=True)
 
 
-def _print_diff(cluster: Cluster, cluster_plan: ClusterPlan, *, force_conflicts: bool) -> None:
+def _print_diff(cluster: Cluster, cluster_plan: ClusterPlan) -> None:
     """Print the changed lines, and have the server try what is new. Raises a task's errors."""
     for action in cluster_plan.with_verb(Verb.APPLY, Verb.REPLACE):
         print(describe_change(action), end="")
-    created = cluster_plan.with_verb(Verb.CREATE)
-    if any(action.kind == "Namespace" for action in created):
+    created = [action.desired for action in cluster_plan.with_verb(Verb.CREATE) if action.desired is not None]
+    if any(item["kind"] == "Namespace" for item in created):
         print("dry run: nothing was changed; the namespace does not exist yet, so everything in it is new")
         return
     # A binding whose Role is new cannot be tried: for a user without the right to grant everything the server reads the
     # Role, which does not exist in a dry run. The deployment itself creates the Role first.
-    new_roles = {action.name for action in created if action.kind == "Role"}
-    objects = [action.desired for action in created if action.desired is not None]
-    objects = [item for item in objects if item["kind"] != "RoleBinding" or item["roleRef"]["name"] not in new_roles]
+    new_roles = [item["metadata"]["name"] for item in created if item["kind"] == "Role"]
+    objects = [item for item in created if item["kind"] != "RoleBinding" or item["roleRef"]["name"] not in new_roles]
     if objects:
-        cluster.try_apply(objects, force_conflicts=force_conflicts)
+        cluster.try_apply(objects)
     print("dry run: nothing was changed")
 
 
 def _execute_plan(request: DeployRequest, cluster: Cluster, cluster_plan: ClusterPlan, secret: Secret | None) -> None:
     """Apply the plan in the order of dependencies: other objects, the secret, old Jobs deleted, new Jobs."""
-    force_conflicts, name, user = request.options.force_conflicts, request.placement.pull_secret, request.registry_user
     gone = [a.live for a in cluster_plan.with_verb(Verb.DELETE, Verb.REPLACE) if a.live is not None]
-    ending = [live for live in gone if is_being_deleted(live)]
     deleted = [live for live in gone if not is_being_deleted(live)]
     written = cluster_plan.with_verb(Verb.CREATE, Verb.APPLY, Verb.REPLACE)
-    workloads = [a.desired for a in written if a.kind in ("Job", "JobSet") and a.desired is not None]
-    others = [a.desired for a in written if a.kind not in ("Job", "JobSet") and a.desired is not None]
-    if ending:
+    workloads = [a.desired for a in written if a.kind in WORKLOADS and a.desired is not None]
+    others = [a.desired for a in written if a.kind not in WORKLOADS and a.desired is not None]
+    if ending := [live for live in gone if is_being_deleted(live)]:
         _delete(cluster, ending)
     if others:
-        cluster.apply(others, force_conflicts=force_conflicts)
-        print(f"applied {len(others)} object{'' if len(others) == 1 else 's'}", flush=True)
+        cluster.apply(others)
+        print(f"applied {formatting.count(len(others), 'object')}", flush=True)
+    name, user, image = request.placement.pull_secret, request.registry_user, request.values.image
     if secret is not None and name is not None and user is not None:
+        namespace = request.values.namespace
         secret_object, hidden = pull_secret(
-            name=name,
-            namespace=request.values.namespace,
-            registry=request.values.image.registry,
-            user=user,
-            password=secret,
+            name=name, namespace=namespace, registry=image.registry, user=user, password=secret
         )
-        cluster.apply([secret_object], force_conflicts=True, secrets=hidden)
+        cluster.apply([secret_object], secrets=hidden)
         print(f"wrote secret/{name}", flush=True)
     if deleted:
         cluster.check_creation([a.desired for a in cluster_plan.with_verb(Verb.REPLACE) if a.desired in workloads])
         print(f"deleting {_titles(deleted)}", flush=True)
         _delete(cluster, deleted)
     if workloads:
-        cluster.apply(workloads, force_conflicts=force_conflicts)
+        cluster.apply(workloads)
         print(f"started {_titles(workloads)}", flush=True)
 
 
@@ -277,10 +247,15 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
     with open_cluster(settings) as cluster:
         live = [item for item in cluster.live_objects() if item["kind"] != "Namespace"]
         live += cluster.secrets()
-        own = [item for item in live if is_owned(item)]
-        # Workloads first: they use the other objects.
-        own.sort(key=lambda item: item["kind"] not in ("Job", "JobSet"))
-        cluster_plan = ClusterPlan(actions=tuple(map(_deletion, own)))
+        groups: dict[bool, list[Object]] = {True: [], False: []}  # workloads first: they use the other objects
+        for item in filter(is_owned, live):
+            groups[item["kind"] in WORKLOADS].append(item)
+        own = [*groups[True], *groups[False]]
+        cluster_plan = ClusterPlan(
+            actions=tuple(
+                Action(verb=Verb.DELETE, kind=item["kind"], name=item["metadata"]["name"], live=item) for item in own
+            )
+        )
         guard = ResultsGuard(cluster, settings.results_folder, settings.fleet.pods, discards=discard_results)
         if not own:
             print("nothing to do: nothing of this fleet is deployed")
@@ -298,14 +273,8 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
                 if not confirm(f"Delete these {len(own)} objects in {cluster.target.namespace}?"):
                     raise ConfirmationRequired("nothing was deleted", remedy="pass --yes to confirm")
                 lost = guard.check(cluster_plan)  # the question may have waited for long
-            workloads = [item for item in own if item["kind"] in ("Job", "JobSet")]
-            for group in (workloads, [item for item in own if item not in workloads]):
-                if group:
-                    _delete(cluster, group)
+            for group in filter(None, groups.values()):
+                _delete(cluster, group)
             guard.record_discarded(lost)
         print(f"deleted {len(own)} objects")
     return None
-
-
-def _deletion(live: Object) -> Action:
-    return Action(verb=Verb.DELETE, kind=live["kind"], name=live["metadata"]["name"], reason="", live=live)

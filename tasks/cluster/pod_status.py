@@ -3,13 +3,13 @@
 Wait for pods, with a live view of each. A pod that cannot start ends the wait with reason and remedy.
 """
 
+import codecs
 import math
-import re
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from invoke.context import Context
@@ -24,8 +24,7 @@ from remote.cluster.diagnosis.pods import LOGIN_CAUSES, MAX_BACK_OFF_SEC, is_rea
 from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import PART_OF, label
 from remote.cluster.namespace_client import Cluster
-from remote.hosts.local_program import CannotStart, run_program
-from remote.hosts.pods.kubectl import ClusterError, Unreachable, not_installed_error
+from remote.hosts.pods.kubectl import Unreachable, not_installed_error, run_kubectl, to_cluster_error
 from remote.hosts.pods.pod_index import INDEX_LABEL
 from tasks.cli import terminal
 from tasks.cli.command_result import CommandResult
@@ -36,11 +35,9 @@ from tasks.cluster.checks import EXEC_PERMISSIONS, require_permissions
 from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.settings.layers import load
 
-# A poll is four requests for all pods together. Between polls a watch reports changes of pods. Without a change the
-# next poll follows after _POLL_SEC, for everything else: events, rejected pods, claims. Changes in quick succession
-# share one poll.
-_POLL_SEC, _BATCH_SEC, _RETRY_SEC = 15.0, 0.5, 1.0
+_POLL_SEC = 2.0  # a poll is four requests for all pods together
 _MAX_SILENCE_SEC = 60.0  # longer than a restart of the API server
+_MAX_LOG_CHUNKS = 10_000  # for --json
 
 
 def wait_for_pods(
@@ -53,41 +50,30 @@ def wait_for_pods(
     """
     started = answered = time.monotonic()
     policy = WaitPolicy(login_sec=MAX_BACK_OFF_SEC if new_login else 0.0)
-    old_events: Mapping[object, str | Diagnosis] = {}
     with PodsWait(plain=plain) as view:
         while True:
             now = time.monotonic()
             try:
                 state = cluster.pod_fleet(jobs)
-                answered = now
             except Unreachable as error:
-                silence_sec = now - answered
-                if silence_sec > _MAX_SILENCE_SEC:
-                    raise RetryableError(
-                        f"{error} (silent for {silence_sec:.0f} s)", remedy="`inv deploy` resumes"
-                    ) from error
-                time.sleep(_RETRY_SEC)
+                if now - answered > _MAX_SILENCE_SEC:
+                    problem = f"{error} (silent for {now - answered:.0f} s)"
+                    raise RetryableError(problem, remedy="`inv deploy` resumes") from error
+                time.sleep(_POLL_SEC)
                 continue
-            events = _events(state)
-            view.update(state, _lines([events[key] for key in events if key not in old_events]))
-            old_events = events
+            answered = now
+            view.update(state)
             if state.is_up:
                 break
-            expired = policy.expired_finding(state.all_findings, now)
-            if expired is not None:
+            if (expired := policy.expired_finding(state.all_findings, now)) is not None:
                 retry = "" if "`inv deploy" in expired.remedy else "then `inv deploy`"
                 problem = f"{_progress(state)}: {expired.problem}"
                 raise TaskFailed(problem, remedy=join_remedy(expired.remedy, retry))
-            elapsed_sec = now - started
-            if elapsed_sec > limit:
-                first = next(iter(state.all_findings), None)
-                reason = f": {first}" if first is not None else ""
-                raise RetryableError(
-                    f"{_progress(state)} after {elapsed_sec:.0f} s{reason}",
-                    remedy="`inv deploy` continues to wait",
-                )
-            timeout_sec = min(_POLL_SEC, limit - elapsed_sec, policy.remaining_sec(state.all_findings, now))
-            _wait_for_change(cluster, timeout_sec)
+            if now - started > limit:
+                reason = "".join(f": {finding}" for finding in state.all_findings[:1])
+                problem = f"{_progress(state)} after {now - started:.0f} s{reason}"
+                raise RetryableError(problem, remedy="`inv deploy` continues to wait")
+            time.sleep(min(_POLL_SEC, limit))
     terminal.console().print(f"{_progress(state)}, after {time.monotonic() - started:.0f} s")
 
 
@@ -97,27 +83,22 @@ class PodsWait(Wait):
     def __init__(self, *, plain: bool) -> None:
         super().__init__("the pods", plain=plain)
         self._state: PodFleet | None = None
+        self._printed = set[str]()
 
-    def update(self, state: PodFleet, news: Sequence[str]) -> None:
+    def update(self, state: PodFleet) -> None:
         self._state = state
         self.set_text(_progress(state))
-        for line in news if self._is_plain else ():
-            self._print(Text(line))
+        lines = [f"{row.job}[{row.index}] {row.pod or '-'} {row.node or '-'} {row.state}" for row in state.rows]
+        for line in (*lines, *(f"  {line}" for line in grouped_lines(state.all_findings))):
+            if self._is_plain and line not in self._printed:
+                self._print(Text(line))
+            self._printed.add(line)
 
     def render(self) -> RenderableType:
         if self._state is None:
             return super().render()
         findings = (Text(f"  {line}") for line in grouped_lines(self._state.all_findings))
         return Group(pod_table(self._state), *findings, self.summary())
-
-
-def _wait_for_change(cluster: Cluster, timeout_sec: float) -> None:
-    """Sleep until a pod changes, at most for `timeout_sec`, then for _BATCH_SEC to include further changes."""
-    try:
-        cluster.wait_for_change(max(1.0, timeout_sec))
-    except ClusterError:
-        time.sleep(_RETRY_SEC)  # the next poll reports the error
-    time.sleep(_BATCH_SEC)
 
 
 class WaitPolicy:
@@ -136,10 +117,6 @@ class WaitPolicy:
         self._since = {key: self._since.get(key, now) for key in keys}
         return next((finding for finding in findings if self._deadline(finding) <= now), None)
 
-    def remaining_sec(self, findings: Sequence[Diagnosis], now: float) -> float:
-        """Return the seconds until the first of these findings has lasted too long."""
-        return min(map(self._deadline, findings), default=float("inf")) - now
-
     def _deadline(self, finding: Diagnosis) -> float:
         if finding.patience_sec is None:
             return float("inf")
@@ -157,28 +134,8 @@ def pod_table(state: PodFleet) -> Table:
     return table
 
 
-def _events(state: PodFleet) -> dict[object, str | Diagnosis]:
-    """Return each pod's line and each finding, by a key that does not depend on the text of a finding."""
-    rows: dict[object, str | Diagnosis] = {
-        # Leave the state of a pod with findings out of the key, because it alternates.
-        (row.job, row.index, row.pod, row.state if not row.findings else ""): (
-            f"{row.job}[{row.index}] {row.pod or '-'} {row.node or '-'} {row.state}"
-        )
-        for row in state.rows
-    }
-    return rows | {(finding.subject, finding.cause): finding for finding in state.all_findings}
-
-
-def _lines(events: Sequence[str | Diagnosis]) -> list[str]:
-    rows = [event for event in events if isinstance(event, str)]
-    return rows + [f"  {line}" for line in grouped_lines(event for event in events if isinstance(event, Diagnosis))]
-
-
 def _progress(state: PodFleet) -> str:
     return f"{state.up_count} of {len(state.rows)} pods are up"
-
-
-_MAX_LINE_BYTES, _MAX_LOG_LINES = 1 << 16, 10_000
 
 
 def show_status(context: Context) -> CommandResult:
@@ -206,14 +163,8 @@ def to_document(state: PodFleet) -> dict[str, Any]:
     return {
         "up": state.up_count,
         "pods": [
-            {
-                "job": row.job,
-                "index": row.index,
-                "pod": row.pod,
-                "node": row.node or None,
-                "state": row.state,
-                "is_up": row.is_up,
-            }
+            {name: getattr(row, name) or None for name in ("job", "pod", "node")}
+            | {"index": row.index, "state": row.state, "is_up": row.is_up}
             for row in state.rows
         ],
         "findings": [finding.to_dict() for finding in state.all_findings],
@@ -229,7 +180,11 @@ def open_shell(context: Context, pod: str | None) -> None:
         command = ("sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
         print(f"pod {name}", flush=True)
         container = f"--container={settings.fleet.pods.container}"
-        code = _run_interactive(cluster.kubectl.argv("exec", *terminal, container, name, "--", *command))
+        argv = cluster.kubectl.argv("exec", *terminal, container, name, "--", *command)
+        try:
+            code = subprocess.run(argv, check=False).returncode
+        except OSError as error:
+            raise not_installed_error(error) from error
         if code != 0:
             raise Exit(code=code)  # exit code of the last command in the shell, which printed its own message
 
@@ -237,22 +192,28 @@ def open_shell(context: Context, pod: str | None) -> None:
 def show_logs(context: Context, pod: str | None, *, follow: bool, tail: int) -> CommandResult:
     settings = load(context)
     flags = [f"--tail={tail}", *(["--follow"] if follow else [])]
+    decoder, lines = codecs.getincrementaldecoder("utf-8")("replace"), deque[str](maxlen=_MAX_LOG_CHUNKS)
+
+    def print_chunk(chunk: bytes) -> None:
+        lines.append(decoder.decode(chunk))
+        print(lines[-1], end="", flush=True)  # through our streams: the text is untrusted
+
     with open_cluster(settings) as cluster:
         name = find_pod_name(cluster, pod)
         if pod is None:
             flags += [f"--selector={PART_OF}", "--prefix", "--max-log-requests=64"]
         else:
             flags += [name, f"--container={settings.fleet.pods.container}"]
-        lines: deque[str] = deque(maxlen=_MAX_LOG_LINES)
         try:
-            code = _run_piped(cluster.kubectl.argv("logs", *flags), lines.append)
+            argv = cluster.kubectl.argv("logs", *flags)
+            completed = run_kubectl(argv, label="kubectl logs", on_stdout=print_chunk, timeout_sec=math.inf)
         except KeyboardInterrupt:
             if not follow:
                 raise
-            code = 0  # the usual way to stop following
-        if code != 0:
-            raise TaskFailed(f"kubectl logs ended with exit {code}", remedy="see `inv status`")
-        return CommandResult(data={"pod": None if pod is None else name, "lines": list(lines)})
+        else:  # Ctrl-C is the usual way to stop following
+            if completed.exit_code:
+                raise to_cluster_error("kubectl logs", completed.stderr.decode(errors="replace"))
+        return CommandResult(data={"pod": None if pod is None else name, "lines": "".join(lines).splitlines()})
 
 
 def find_pod_name(cluster: Cluster, name_or_index: str | None) -> str:
@@ -263,44 +224,7 @@ def find_pod_name(cluster: Cluster, name_or_index: str | None) -> str:
         raise UsageError("no pod is deployed", remedy="`inv deploy` creates them")
     if name_or_index is None:
         return names[0]
-    if re.fullmatch(r"\d+", name_or_index):
-        matching = [pod for pod in pods if label(pod, INDEX_LABEL) == name_or_index]
-        if matching:
-            return str(matching[0]["metadata"]["name"])
-    if name_or_index in names:
-        return name_or_index
+    for name, pod in zip(names, pods, strict=True):
+        if name_or_index in (name, label(pod, INDEX_LABEL)):
+            return name
     raise UsageError(f"there is no pod {name_or_index!r}", remedy=f"choose {', '.join(names)}, or an index (0, 1, ...)")
-
-
-def _run_piped(argv: tuple[str, ...], on_line: Callable[[str], object]) -> int:
-    """Run kubectl, print its untrusted output through our sanitized streams, and return its exit code."""
-    pending = bytearray()
-
-    def print_lines(chunk: bytes) -> None:
-        pending.extend(chunk)
-        *lines, last = bytes(pending).split(b"\n")
-        pending[:] = last
-        if len(pending) > _MAX_LINE_BYTES:  # printed in parts
-            lines.append(bytes(pending))
-            pending.clear()
-        for line in lines:
-            text = line.decode(errors="replace")
-            print(text, flush=True)
-            on_line(text)
-
-    try:
-        completed = run_program(argv, label="kubectl logs", on_stdout=print_lines, timeout_sec=math.inf)
-    except CannotStart as error:
-        raise not_installed_error(error) from error
-    if pending:
-        print_lines(b"\n")
-    print(completed.stderr.decode(errors="replace"), end="", file=sys.stderr)
-    return completed.exit_code
-
-
-def _run_interactive(argv: tuple[str, ...]) -> int:
-    """Run kubectl on this terminal and return its exit code."""
-    try:
-        return subprocess.run(argv, check=False).returncode
-    except OSError as error:
-        raise not_installed_error(error) from error

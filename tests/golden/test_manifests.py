@@ -69,7 +69,6 @@ def with_changes(**changes: Any) -> ManifestValues:
 
 VARIANTS = {
     "pods": BASIC,
-    "preemptible": with_changes(overlay="preemptible", preemptible_label=OCI.preemptible_label),
     "interactive": with_changes(overlay="interactive"),
     "job-1gpu": with_changes(overlay="job-1gpu", size=1),
     "job-4gpu": with_changes(overlay="job-4gpu"),
@@ -240,7 +239,7 @@ def test_the_documented_server_is_a_pod_that_the_namespace_admits() -> None:
     assert violations(pod["spec"]) == []
 
 
-@pytest.mark.parametrize("name", ["pods", "preemptible", "interactive", "pods-without-fss"])
+@pytest.mark.parametrize("name", ["pods", "interactive", "pods-without-fss"])
 def test_a_lost_worker_never_fails_the_job(name: str) -> None:
     job = job_spec(name)
     assert job["backoffLimitPerIndex"] >= 10

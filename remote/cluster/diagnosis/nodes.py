@@ -159,8 +159,7 @@ def _admission_findings(node: Object, placement: PodPlacement) -> Iterator[Diagn
     if spec.get("unschedulable"):
         yield Diagnosis(CORDONED_CAUSE, "cordoned: it accepts no new pods", f"kubectl uncordon {name}")
     if required_label is not None and label(node, required_label) != "true":
-        remedy = "to use it, set cluster.preemptible to false, and cluster.overlay to one other than preemptible"
-        yield Diagnosis("not-preemptible", "not a preemptible node", remedy)
+        yield Diagnosis("not-preemptible", "not a preemptible node", "to use it, set cluster.preemptible to false")
     for taint in spec.get("taints") or []:
         is_own = taint["key"].startswith("node.kubernetes.io/") and taint["key"] != OUT_OF_SERVICE
         if taint["effect"] == "PreferNoSchedule" or is_own:

@@ -167,7 +167,7 @@ def _container_findings(
         reason, message = waiting.get("reason", ""), waiting.get("message", "")
         if reason in PULL_REASONS:
             messages = [message, *(event.get("message", "") for event in reversed(events))]
-            return [_explain_pull(reason, messages, pod["spec"], provider)]
+            return [_explain_pull(reason, messages, pod, provider)]
         if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
             rule = first_match("container", message) or Rule("", "container-config", "see `kubectl describe pod`")
             return [Diagnosis(rule.cause, f"{reason}: {message}", rule.remedy, SHORT_PATIENCE_SEC)]
@@ -177,7 +177,7 @@ def _container_findings(
     return []
 
 
-def _explain_pull(reason: str, messages: Sequence[str], pod_spec: Object, provider: Provider) -> Diagnosis:
+def _explain_pull(reason: str, messages: Sequence[str], pod: Object, provider: Provider) -> Diagnosis:
     """Explain a container that waits with `reason`, one of `PULL_REASONS`.
 
     `messages`: the container's own, then those of the pod's events, newest first. `provider`: that of the nodes.
@@ -186,9 +186,11 @@ def _explain_pull(reason: str, messages: Sequence[str], pod_spec: Object, provid
     missing secret and to no secret. With token authentication a wrong user or password fails at the token, and a
     missing or foreign secret at the manifest.
     """
-    image = next((container["image"] for container in pod_spec.get("containers", [])), "the image")
-    network = {"registry-network": provider.texts["registry-network"]}
-    texts = {**registry_provider(image.partition("/")[0]).texts, **network}
+    spec, namespace = pod["spec"], pod["metadata"].get("namespace", "default")
+    image = next((container["image"] for container in spec.get("containers", [])), "the image")
+    texts = {**registry_provider(image.partition("/")[0]).texts, "registry-network": provider.texts["registry-network"]}
+    secret = " ".join(each["name"] for each in spec.get("imagePullSecrets") or ())
+    texts["delete-secret"] = f"`kubectl --namespace={namespace} delete secret {secret}`"
     permanent = partial(Diagnosis, patience_sec=SHORT_PATIENCE_SEC)
     if reason == "InvalidImageName":
         message = next((m for m in messages if "couldn't parse" in m or "invalid reference" in m), messages[0])
@@ -207,7 +209,7 @@ def _explain_pull(reason: str, messages: Sequence[str], pod_spec: Object, provid
             name = ", ".join(re.findall(r"secrets \(([^)]*)\)", missing)) or "named in the pod"
             advice = f"create {name}: `inv deploy` with the {texts['password']} on standard input"
             return permanent("secret-missing", f"{image}: there is no pull secret {name}", advice)
-        if not pod_spec.get("imagePullSecrets"):
+        if not secret:
             advice = "set cluster.pull_secret and registry.user, then `inv deploy`"
             return permanent("no-secret", f"{image}: {rule.problem}; the pod names no pull secret", advice)
     is_digest = rule.cause == "not-found" and "@sha256:" in image

@@ -7,10 +7,19 @@ this operator, `HostUnreachable` that a retry may help.
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from remote.hosts.command import mask_opaque
-from remote.hosts.host_protocol import HostError, HostUnreachable, PermissionDenied, collapse_whitespace
+from remote.hosts.host_protocol import (
+    CommandTimedOut,
+    Completed,
+    HostError,
+    HostUnreachable,
+    PermissionDenied,
+    TooMuchOutput,
+    collapse_whitespace,
+)
+from remote.hosts.local_program import CannotStart, run_program
 
 
 class ClusterError(HostError):
@@ -27,10 +36,6 @@ class Forbidden(ClusterError, PermissionDenied):
 
 class PodUnusable(ClusterError):
     """Pod whose image lacks the program of every command. A retry does not help; another pod may have it."""
-
-
-class Conflict(ClusterError):
-    """Conflict with another manager that owns a field of this change."""
 
 
 class Unreachable(ClusterError, HostUnreachable):
@@ -76,6 +81,18 @@ class Kubectl:
         return (self.program, *flags, *arguments)
 
 
+def run_kubectl(argv: tuple[str, ...], **options: Any) -> Completed:
+    """Run kubectl's `argv` with the options of `run_program`. Raises ClusterError if that cannot be."""
+    try:
+        return run_program(argv, **options)
+    except CannotStart as error:
+        raise not_installed_error(error) from error
+    except CommandTimedOut as error:
+        raise Unreachable(str(error), remedy="retry") from error
+    except TooMuchOutput as error:
+        raise ClusterError(str(error)) from error
+
+
 def not_installed_error(error: Exception) -> Misconfigured:
     """Make the error for a kubectl that could not be started."""
     return Misconfigured(
@@ -109,9 +126,6 @@ _RULES = (
         Unreachable,
         "wait until the namespace is gone, then retry; if its pods stay, delete its Jobs "
         "(`kubectl delete jobs --all`): a pod of an index waits for its replacement, which can no longer be created",
-    ),
-    _KubectlErrorRule(
-        "Apply failed with", Conflict, "another manager owns that field: `inv deploy --force-conflicts` overrides it"
     ),
     _KubectlErrorRule(
         "timed out waiting for the condition", None, "if a node is off, its pods stay: `inv nodes` has the command"

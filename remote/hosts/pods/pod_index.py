@@ -12,9 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remote.hosts.host_protocol import CommandTimedOut, HostError, HostUnreachable
-from remote.hosts.local_program import CannotStart, run_program
-from remote.hosts.pods.kubectl import Kubectl, Unreachable, not_installed_error, to_cluster_error
+from remote.hosts.host_protocol import HostError, HostUnreachable
+from remote.hosts.pods.kubectl import Kubectl, Unreachable, run_kubectl, to_cluster_error
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 _READ_SEC = 20.0
@@ -84,8 +83,7 @@ class PodIndex:
         """
         pods = self.all()
         try:
-            scope = f"{self.selector} in namespace {self.kubectl.namespace}"
-            return choose(pods, index, scope)
+            return choose(pods, index, f"{self.selector} in namespace {self.kubectl.namespace}")
         except HostError:
             self.invalidate()  # a replacement comes within seconds, sooner than the list expires
             raise
@@ -99,10 +97,8 @@ class PodIndex:
                 return self._pods
             if self._last_failure is not None and now - self._last_failure[0] <= _MIN_AGE_SEC:
                 raise self._last_failure[1]  # all waiting threads share one failure
-            was_invalidated, self._is_invalidated = (
-                self._is_invalidated,
-                False,
-            )  # an invalidation during the request applies to its result
+            # An invalidation during the request applies to its result.
+            was_invalidated, self._is_invalidated = self._is_invalidated, False
             try:
                 self._pods = self._read()
             except HostError as error:
@@ -119,12 +115,7 @@ class PodIndex:
         argv = self.kubectl.argv(
             "get", "pods", f"--selector={self.selector}", "--request-timeout=10s", f"--output=jsonpath={LIST_TEMPLATE}"
         )
-        try:
-            completed = run_program(argv, label="kubectl get pods", timeout_sec=_READ_SEC)
-        except CannotStart as error:
-            raise not_installed_error(error) from error
-        except CommandTimedOut as error:
-            raise Unreachable(f"the cluster does not answer: {error}") from error
+        completed = run_kubectl(argv, label="kubectl get pods", timeout_sec=_READ_SEC)
         if completed.exit_code != 0:
             raise to_cluster_error("kubectl get pods", completed.stderr.decode(errors="replace"), Unreachable)
         return parse(completed.stdout.decode(errors="replace"))
@@ -132,26 +123,22 @@ class PodIndex:
 
 def parse(text: str) -> list[Pod]:
     """Parse kubectl's output for LIST_TEMPLATE. Pods without an index are ignored."""
-    pods = []
-    for line in text.splitlines():
-        fields = line.split("\t")
-        if len(fields) != len(_FIELDS) or not fields[1].isdecimal():
-            continue
-        name, index, created, deleted, node, ip, phase, reason, ready = fields
-        pods.append(
-            Pod(
-                name=name,
-                index=int(index),
-                created_at=created,
-                is_terminating=bool(deleted),
-                node=node,
-                ip=ip,
-                phase=phase,
-                reason=reason,
-                is_ready=ready == "True",
-            )
+    lines = (line.split("\t") for line in text.splitlines())
+    return [
+        Pod(
+            name=name,
+            index=int(index),
+            created_at=created,
+            is_terminating=bool(deleted),
+            node=node,
+            ip=ip,
+            phase=phase,
+            reason=reason,
+            is_ready=ready == "True",
         )
-    return pods
+        for name, index, created, deleted, node, ip, phase, reason, ready in lines
+        if index.isdecimal()
+    ]
 
 
 def choose(pods: Sequence[Pod], index: int, scope: str) -> Pod:

@@ -27,9 +27,7 @@ TINY = Fault(
     "set bench.profile to gpu",
     status=CheckStatus.WARN,
 )
-OVERLAY = Fault(
-    "fleet.kind is pods, but the overlay {overlay} deploys no workers", "set cluster.overlay to pods, or to preemptible"
-)
+OVERLAY = Fault("fleet.kind is pods, but the overlay {overlay} deploys no workers", "set cluster.overlay to pods")
 THREADS_OF_PODS = Fault(
     "a trial starts {threads} threads (fleet.pods.threads) on {cpu} cores (cluster.cpu), which slows its steps",
     "set fleet.pods.threads to {cores}",
@@ -103,7 +101,7 @@ def contradiction_faults(settings: Settings) -> Iterator[CheckResult]:
         yield NOT_IN_IMAGE.result(path=settings.model.path, models=", ".join(settings.image.models))
     if settings.bench.profile == "tiny":
         yield TINY.result()
-    if cluster.overlay not in ("pods", "preemptible"):
+    if cluster.overlay != "pods":
         yield OVERLAY.result(overlay=cluster.overlay)
 
 

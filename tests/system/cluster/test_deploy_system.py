@@ -76,30 +76,25 @@ def test_a_manual_change_is_reverted_a_setting_replaces_the_pods_and_another_ove
     before = {job["metadata"]["uid"] for job in deployed.objects("jobs.batch")}
     patch('{"publishNotReadyAddresses":false}')
     deployed.set_cluster(shm="17Mi")
-    output = deployed.inv("deploy", "--dry-run", "--force-conflicts")
+    output = deployed.inv("deploy", "--dry-run")
     assert "change     service/bench  (spec)" in output
     assert "replace    job/bench  (its manifest changed)" in output
     assert '"sizeLimit": "17Mi"' in output
     assert '+  "publishNotReadyAddresses": true' in output
 
-    # The API drops false, which equals an absent field, so no manager owns it: it is reverted without a flag.
+    # The API drops false, which equals an absent field, so no manager owns it; kubectl patch owns the selector.
+    patch('{"selector":{"app.kubernetes.io/name":"else"}}')
     deployed.set_cluster(shm="16Mi")
     assert "change     service/bench  (spec)" in deployed.inv("deploy")
     assert service()["publishNotReadyAddresses"] is True
-
-    # kubectl patch owns that field now; overriding it needs a flag.
-    patch('{"selector":{"app.kubernetes.io/name":"else"}}')
-    output = deployed.inv("deploy", code=4)
-    assert "conflict" in output
-    assert "--force-conflicts" in output
-    deployed.inv("deploy", "--force-conflicts")
     assert service()["selector"]["app.kubernetes.io/name"] == "bench"
     assert {job["metadata"]["uid"] for job in deployed.objects("jobs.batch")} == before
 
     before = {pod["metadata"]["uid"] for pod in deployed.objects("pods")}
     deployed.set_cluster(memory="65Mi", size=1)
     # A word of kubectl's command line is a valid password.
-    output = deployed.inv("deploy", "--renew-secret", stdin="fleet\n")
+    deployed.kubectl("delete", "secret", "ocir-secret")
+    output = deployed.inv("deploy", stdin="fleet\n")
     (secret,) = (each for each in deployed.objects("secrets") if each["metadata"]["name"] == "ocir-secret")
     assert b'"fleet"' in base64.b64decode(secret["data"][".dockerconfigjson"])
     assert "replace    job/bench" in output

@@ -1,7 +1,6 @@
 """Tests of resolving the cluster, its credentials, and a server that is not Kubernetes: each error is one line."""
 
 import contextlib
-import errno
 import itertools
 import json
 import os
@@ -169,23 +168,12 @@ def test_a_private_key_is_in_a_folder_that_is_removed_after_a_kill(tmp_path: Pat
     assert key.parent.name.startswith("qlora-fleet-kubeconfig-"), "the next process removes leftovers of this prefix"
 
 
-def test_a_full_disk_for_a_private_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("kubernetes.config.load_kube_config_from_dict", full)
-    path = kubeconfig(tmp_path / "k", "a", current="a")
-    with pytest.raises(Unreachable, match=r"/qlora-fleet-kubeconfig-.*: no space left"):
-        connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
-
-
 class Server(StubServer):
     """API server that returns `response` for everything and records the headers of the Python client's requests."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(_Handler)
         self.response, self.authorizations = (status, body), list[str | None]()
-        self.headers = list[tuple[str, str]]()
 
 
 class _Handler(StubHandler):
@@ -194,7 +182,6 @@ class _Handler(StubHandler):
     def do_GET(self) -> None:
         if self.headers["User-Agent"].startswith("OpenAPI-Generator"):  # kubectl asks for the version where it likes
             self.server.authorizations.append(self.headers.get("Authorization"))
-            self.server.headers += self.headers.items()
         self.reply(*self.server.response)
 
 
@@ -215,19 +202,10 @@ def test_the_line_break_of_a_token_file_is_not_part_of_the_token(tmp_path: Path)
     assert server.authorizations == ["Bearer hidden"]
 
 
-def test_the_user_that_kubectl_impersonates_is_sent(tmp_path: Path) -> None:
-    user = {"token": "t", "as": "me@x", "as-uid": "7", "as-groups": ["a", "b"], "as-user-extra": {"k/e": ["v", "w"]}}
-    with open_cluster(tmp_path, user) as (server, cluster):
-        assert cluster.namespace() == {}
-    assert [pair for pair in server.headers if pair[0].startswith("Impersonate-")] == [
-        *(("Impersonate-User", "me@x"), ("Impersonate-Uid", "7")),
-        *(("Impersonate-Group", "a"), ("Impersonate-Group", "b")),
-        *(("Impersonate-Extra-k%2Fe", "v"), ("Impersonate-Extra-k%2Fe", "w")),
-    ]
-
-
-@pytest.mark.parametrize("user", [{"as-uid": "7"}, {"as-groups": ["a"]}, {"as-user-extra": {"k": ["v"]}}])
-def test_groups_without_an_impersonated_user_are_refused(user: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "user", [{"as": "me@x"}, {"as-uid": "7"}, {"as-groups": ["a"]}, {"as-user-extra": {"k": ["v"]}}]
+)
+def test_a_user_who_impersonates_another_is_refused(user: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="context a: "), open_cluster(tmp_path, {"token": "t", **user}):
         pass
 
@@ -288,20 +266,6 @@ def test_credentials_do_not_travel_over_plain_http(user: dict[str, Any], tmp_pat
     assert all(token in str(refused.value) for token in ("u-a", "http://a:6443", "https://..."))
 
 
-@pytest.mark.parametrize("status", [200, 503])
-def test_an_endless_response_is_an_error(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(namespace_client, "_MAX_RESPONSE_BYTES", 1 << 20)
-    body = json.dumps({"items": [], "more": "a" * (1 << 21)}).encode()
-    with open_cluster(tmp_path, {"token": "t"}, status, body) as (_, cluster):
-        with pytest.raises(ClusterError, match=r"/api/v1/nodes .* 1 MiB"):
-            cluster.nodes()
-        monkeypatch.setattr(namespace_client, "_MAX_RESPONSE_BYTES", 1 << 22)
-        monkeypatch.setattr(namespace_client, "_RESPONSE_TIMEOUT_SEC", -1.0)
-        monkeypatch.setattr(namespace_client, "_RETRY_PAUSES_SEC", ())
-        with pytest.raises(Unreachable, match="/api/v1/nodes is incomplete"):
-            cluster.nodes()
-
-
 @pytest.mark.parametrize("date", ["Mon, 20 Nov 99999999999999999999 00:00:00 GMT", "Mon, 20 Nov 10000 00:00:00 GMT"])
 def test_an_invalid_date_is_not_parsed(date: str) -> None:
     assert namespace_client._parse_date(date) is None
@@ -315,7 +279,8 @@ def test_a_kubectl_that_prints_without_end_is_one_line(tmp_path: Path, monkeypat
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
         with pytest.raises(ClusterError, match=r"kubectl .* cordon a.* MiB"):
             cluster.cordon("a")
-        assert "; run `kubectl config view`" in resolve_error(kubeconfig=str(tmp_path / "k"))
+        with pytest.raises(ClusterError, match=r"kubectl config.* MiB"):
+            resolve(kubeconfig=str(tmp_path / "k"), context=None, namespace="n")
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b'"no such page"', b"[" * 100_000])

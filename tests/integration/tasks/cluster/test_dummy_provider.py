@@ -51,7 +51,7 @@ def _registered() -> Iterator[None]:
 TEXT = """\
 fleet: {kind: pods, size: 2}
 registry: {image: 'r.dummy.example/team/bench:1'}
-cluster: {overlay: preemptible, volume: {handle: 'disk-1:/'}}
+cluster: {preemptible: true, volume: {handle: 'disk-1:/'}}
 """
 
 

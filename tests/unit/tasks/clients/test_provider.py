@@ -50,7 +50,6 @@ def test_a_provider_fills_in_what_the_settings_leave_to_it(context: Make) -> Non
     ("text", "setting"),
     [
         ("cluster: {preemptible: true}", "cluster.preemptible"),
-        ("cluster: {overlay: preemptible}", "cluster.preemptible"),
         ("cluster: {volume: {handle: 'ocid1.filesystem:10.0.0.5:/x'}}", "cluster.volume.handle"),
     ],
 )

@@ -30,7 +30,7 @@ from tests.unit.tasks.train.conftest import MakeSettings
 RUN = "20260101-000000-train"
 JOB = {"overlay": "job-1gpu", "turn": 1, "after": 0, "shared": "/results"}
 OPTIONS = DeployOptions(
-    dry_run=False, renew_secret=False, force=True, partial=True, force_conflicts=False,
+    dry_run=False, force=True, partial=True,
     discard_results=False, plain=True,
 )  # fmt: skip
 
