@@ -40,11 +40,11 @@ from bench.records.sums_file import folder_fault
 from bench.records.units import format_gb, format_mb
 from bench.workloads.finetune.checkpoint import TOKENIZER_FILES
 
-MERGE_FILE, CARD_FILE = "merge.json", "README.md"
+MERGE_FILE = "merge.json"
 GENERATION_FILE = "generation_config.json"
 SUFFIXES = frozenset({".jinja", ".json", ".model", ".tiktoken", ".txt"})  # files that inference reads
 TEMPLATES_FOLDER = "additional_chat_templates"
-OVERHEAD_BYTES = 32 << 20  # tokenizer, index and card
+OVERHEAD_BYTES = 32 << 20  # tokenizer and index
 Headers: TypeAlias = dict[str, tuple[Any, tuple[int, ...]]]  # torch's dtype and the shape by tensor
 WeightReader: TypeAlias = Callable[[str], Any]
 HEADER_ALIGNMENT = 8
@@ -53,14 +53,13 @@ NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class MergeRequest:
-    """Request to merge into the folder `out`. `card` is README.md's text, `end_ids` the tokens that end an answer."""
+    """Request to merge into the folder `out`. `end_ids` are the tokens that end an answer."""
 
     model: str
     adapter: str
     out: str
     base: str = "bf16"
     model_sha256: str | None = None
-    card: str = ""
     end_ids: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -96,7 +95,6 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
         _write_shards(part, shards, source.read, log)
         _write_other_files(part, model, adapter, shards, facts.end_ids)
         write_atomic(part / MERGE_FILE, json.dumps(schema.to_json(facts), indent=1).encode() + b"\n")
-        write_atomic(part / CARD_FILE, request.card.encode())
         _write_checksums(part)
         os.rename(part, out)
     log(f"{out}: {format_gb(facts.bytes, 2)} in {facts.shards} shards, read back and verified")

@@ -51,11 +51,6 @@ class TrainedAdapter:
         sha256 = self.run.provenance.get("inputs", {}).get("model", {}).get("sha256")
         return sha256 if isinstance(sha256, str) else None
 
-    @property
-    def data_sha256s(self) -> dict[str, str]:
-        """SHA-256 of each data file, by path."""
-        return dict(self.run.provenance.get("inputs", {}).get("files", {}))
-
     def read_check(self) -> AdapterCheck | None:
         """Read the result of `inv adapter.check` for this adapter, None if missing. Raises ConfirmationRequired."""
         path = self.folder / ADAPTER_CHECK_FILE

@@ -1,22 +1,14 @@
 """`inv adapter.merge`: merge base and adapter into one model folder, after `inv adapter.check`.
 
 The check measures the effect of merging on the held-out loss. If the loss differs from the trained one beyond its
-interval, the merge is refused; `--force` merges nevertheless, and the model card shows the loss.
-
-The model card, README.md of a merged model, has data, settings, results and check of the training. Names
-of files and models are untrusted: they are escaped, and the front matter has only JSON strings.
+interval, the merge is refused; `--force` merges nevertheless.
 """
 
-import hashlib
-import json
 from pathlib import Path
 
 from invoke.context import Context
 
 from bench.records.adapter import BASES, FORM_LABELS, AdapterCheck
-from reports import formatting
-from reports.read.loaded_run import ReportError
-from reports.training import sentences, training_facts
 from tasks.adapter.artifact import MERGED, VOLUME, TrainedAdapter, open_training, run_on_worker
 from tasks.adapter.check import format_change, hidden_change_warning
 from tasks.cli.command_result import CommandResult, plan_result
@@ -24,8 +16,6 @@ from tasks.cli.lock import acquire_lock
 from tasks.cli.waiting import Wait
 from tasks.errors import ConfirmationRequired, UsageError, results_write_errors
 from tasks.settings.layers import load
-
-SHOWN_SETTINGS = ("lora_dropout", "max_seq_len", "micro_batch_size", "seed")  # the results have the others
 
 
 def merge_adapter(
@@ -72,7 +62,6 @@ def merge_adapter(
             "model": trained.trial.model,
             "out": merged_folder,
             "base": base,
-            "card": render_card(trained, check, base),
             "end_ids": [*trained.record.end_ids, *([] if check is None else check.end_ids)],
         }
         with Wait("adapter.merge"):
@@ -112,43 +101,3 @@ def require_same_loss(trained: TrainedAdapter, check: AdapterCheck | None, base:
             "trained",
             remedy="--force merges nevertheless",
         )
-
-
-def render_card(trained: TrainedAdapter, check: AdapterCheck | None, base: str) -> str:
-    """Return the model card of a merged model."""
-    trial, record = trained.trial, trained.record
-    model = Path(trial.model).name.replace("--", "/")
-    front_matter = {"base_model": model, "library_name": "transformers", "tags": ["lora", "qlora-fleet"]}
-    warnings = [] if check is None else [hidden_change_warning(check, form) for form in check.forms]
-    settings = {name: getattr(trial, name) for name in SHOWN_SETTINGS}
-    data = trial.reading
-    if data.system is not None:
-        settings["system"] = data.system
-    if data.chat_template is not None:
-        digest = hashlib.sha256(data.chat_template.encode()).hexdigest()
-        settings["chat_template"] = f"the training's own, sha256 {digest}"
-    tables = {
-        "Results": [*_results(trained), *(("check", warning) for warning in warnings if warning is not None)],
-        "Data, by sha256": list(trained.data_sha256s.items()),
-        "Settings": list(settings.items()),
-    }
-    parts = [
-        "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in front_matter.items()) + "---",
-        f"# {formatting.markdown(model)}, fine-tuned: merged into its {base} base",
-        f"Run {trained.run.run_id}, step {record.adapter_step:,}. Adapter sha256 `{record.adapter_sha256}`; base "
-        f"sha256 `{trained.model_sha256}`, as `python -m bench inspect` computes it.",
-    ]
-    for title, rows in tables.items():
-        lines = [f"| {formatting.markdown(name)} | {formatting.markdown(str(value))} |" for name, value in rows]
-        parts.append("\n".join([f"## {title}", "", "| | |", "|---|---|", *lines]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _results(trained: TrainedAdapter) -> list[tuple[str, str]]:
-    try:
-        training = training_facts.read(trained.folder)
-    except ReportError as error:
-        return [("unknown", str(error))]
-    score = sentences.score_outcome(training.record)
-    scored = [] if score is None else [("score", score)]
-    return [*scored, *sentences.lines(training), *sentences.check_lines(training)]

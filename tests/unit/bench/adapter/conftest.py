@@ -69,5 +69,5 @@ def lab(modules, inputs) -> Callable[..., Lab]:
 @pytest.fixture
 def merge_fields(inputs, adapter, tmp_path) -> Callable[..., dict[str, Any]]:
     """Fields of a MergeRequest, with changes."""
-    fields = {"model": str(inputs[0]), "adapter": str(adapter), "out": str(tmp_path / "merged"), "card": "# A card\n"}
+    fields = {"model": str(inputs[0]), "adapter": str(adapter), "out": str(tmp_path / "merged")}
     return lambda **changes: fields | changes

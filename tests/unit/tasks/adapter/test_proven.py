@@ -1,7 +1,6 @@
-"""Tests of the adapter's check, merge and model card."""
+"""Tests of the adapter's check and merge."""
 
 import dataclasses
-import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from tasks.adapter.check import (
     format_change,
     hidden_change_warning,
 )
-from tasks.adapter.merge import render_card, require_same_loss
+from tasks.adapter.merge import require_same_loss
 from tasks.errors import ConfirmationRequired, RetryableError
 from tasks.settings.layers import Settings
 from tasks.settings.sections import ResultsSection
@@ -41,7 +40,7 @@ from tests.unit.tasks.adapter.conftest import SHA256, adapter_check, form, save_
     ],
 )
 def test_a_change_is_named_or_what_could_be_hidden(
-    change: float, half: float, is_named: bool, hidden: str | None, trained: TrainedAdapter
+    change: float, half: float, is_named: bool, hidden: str | None
 ) -> None:
     measured = form("merged-bf16", change, half)
     check = adapter_check(measured)
@@ -49,7 +48,6 @@ def test_a_change_is_named_or_what_could_be_hidden(
     warning = hidden_change_warning(check, measured)
     assert (warning is None) == (hidden is None)
     assert (hidden or "") in (warning or "")
-    assert ("train.validation\\_fraction" in render_card(trained, check, "bf16")) == (hidden is not None)
 
 
 def test_the_trained_form_has_no_change_and_one_example_no_interval() -> None:
@@ -152,38 +150,6 @@ def test_a_merged_folder_has_the_loss_that_the_merge_in_memory_predicts(
     assert re.search(fails, failure or "") if fails else failure is None
     if fails is None:
         require_same_loss(trained, check, base)
-
-
-def test_the_card_says_data_settings_losses_and_cost_and_escapes_what_others_have_named(
-    trained: TrainedAdapter,
-) -> None:
-    inputs = {"model": {"sha256": "m" * 64}, "files": {"<script>|.jsonl": "f" * 64}}
-    hostile = dataclasses.replace(trained, run=dataclasses.replace(trained.run, provenance={"inputs": inputs}))
-    save_check(trained, adapter_check(form("merged-bf16", 0.01)))
-    card = render_card(hostile, trained.read_check(), "bf16")
-    assert card.startswith('---\nbase_model: "m"\nlibrary_name: "transformers"\n')
-    for text in (
-        SHA256,
-        "m" * 64,
-        "f" * 64,
-        "| check, merged, --base=bf16 | 1.5100 (1.4000 to 1.6000), +0.0100 ",
-        "| max\\_seq\\_len | 512 |",
-    ):
-        assert text in card
-    assert "| cost |" in card
-    assert "<script>" not in card
-
-
-def test_a_card_has_the_system_prompt_and_the_template_of_the_training(trained: TrainedAdapter) -> None:
-    assert "| system |" not in render_card(trained, None, "bf16")
-    training = trained.trial.training
-    assert training is not None
-    data = dataclasses.replace(training.data, system="Be brief", chat_template="{{ t }}")
-    trial = dataclasses.replace(trained.trial, training=dataclasses.replace(training, data=data))
-    run = dataclasses.replace(trained.run, planned=(dataclasses.replace(trained.run.planned[0], trial=trial),))
-    card = render_card(dataclasses.replace(trained, run=run), None, "bf16")
-    assert "| system | Be brief |" in card
-    assert hashlib.sha256(b"{{ t }}").hexdigest() in card
 
 
 def write_sums(folder: Path, *names: str) -> None:
