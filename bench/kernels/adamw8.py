@@ -111,38 +111,6 @@ def update_(table: TensorTable, codebook: Codebook, update: Update) -> None:
     )  # fmt: skip
 
 
-def update_reference(parameter: Any, gradient: Any, moments: Moments, codebook: Codebook, update: Update) -> None:
-    """Update one tensor in place, in plain PyTorch."""
-    (beta1, beta2), numel = update.betas, parameter.numel()
-    padded = len(moments.max_m) * BLOCK
-
-    def blocks(tensor: Any) -> Any:
-        return torch.nn.functional.pad(tensor.reshape(-1), (0, padded - numel)).view(-1, BLOCK)
-
-    g, p = blocks(gradient), blocks(parameter)
-    is_finite = torch.isfinite(g)
-    g = torch.where(is_finite, g, 0.0)
-    m = codebook.signed[blocks(moments.codes_m).long()] * moments.max_m[:, None] * beta1 + (1.0 - beta1) * g
-    v = codebook.unsigned[blocks(moments.codes_v).long()] * moments.max_v[:, None] * beta2 + (1.0 - beta2) * g * g
-    m, v = torch.where(is_finite, m, 0.0), torch.where(is_finite, v, 0.0)
-    is_real = blocks(torch.ones_like(parameter)) > 0
-    m, v = torch.where(is_real, m, 0.0), torch.where(is_real, v, 0.0)
-    updated = p - update.step_size * (m / (v.sqrt() + update.correction * update.eps))
-    updated = updated * (1.0 - update.lr * update.weight_decay)
-    parameter.copy_(torch.where(is_finite, updated, p).reshape(-1)[:numel].view_as(parameter))
-    moments.max_m.copy_(m.abs().amax(1))
-    moments.max_v.copy_(v.amax(1))
-    codes_m = torch.bucketize(m * _inverse(moments.max_m)[:, None], codebook.signed_midpoints)
-    codes_m -= ((m < 0) & (codebook.signed[codes_m] >= 0)).to(codes_m.dtype)  # keep the sign
-    codes_v = torch.bucketize(v * _inverse(moments.max_v)[:, None], codebook.unsigned_midpoints)
-    for target, codes in ((moments.codes_m, codes_m), (moments.codes_v, codes_v)):
-        target.copy_(codes.reshape(-1)[:numel].view_as(target).to(torch.uint8))
-
-
-def _inverse(magnitudes: Any) -> Any:
-    return torch.where(magnitudes > 0, 1.0 / magnitudes, 0.0)
-
-
 @jit
 def _nearest_code(value, midpoints):
     """Count the midpoints below `value`: the code of the nearest table value, by binary search."""

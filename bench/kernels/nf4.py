@@ -27,7 +27,6 @@ from bench.kernels.triton_compat import ceil_div, jit, tl, uses_triton
 BLOCK = 64  # numbers per scale
 SCALE_BLOCK = 256  # scales per outer scale
 WORD = 8  # numbers per 4-byte word
-MAX_WEIGHTS = 3  # per launch: q, k and v
 PROGRAM_WORDS = 512  # 256 to 1024 with 2 or 4 warps are within 2 % of each other
 
 
@@ -81,34 +80,22 @@ def from_bitsandbytes(weight: Any) -> Nf4:
 
 
 def dequantize_joined(weights: tuple[Nf4, ...], out: Any) -> None:
-    """Fill `out`, contiguous, with up to MAX_WEIGHTS concatenated weights, each number rounded once.
+    """Fill `out`, contiguous, with the concatenated weights, each number rounded once.
 
     One launch serves all: a small weight takes less time than a launch, and runs in parallel with the others.
     """
     if not uses_triton(out):
         torch.cat([dequantize_reference(weight) for weight in weights], out=out)
         return
-    word_counts = [weight.numel // WORD for weight in weights]
+    word_counts = tuple(weight.numel // WORD for weight in weights)
     _nf4_dequantize[(sum(ceil_div(count, PROGRAM_WORDS) for count in word_counts),)](
-        *kernel_tensors(weights), out, *pad_counts(word_counts), WEIGHTS=len(weights), WORDS=PROGRAM_WORDS, WORD=WORD,
-        BLOCK=BLOCK, SCALE_BLOCK=SCALE_BLOCK, num_warps=4, enable_fp_fusion=False,
+        tuple(map(kernel_tensors, weights)), out, word_counts, WORDS=PROGRAM_WORDS, WORD=WORD, BLOCK=BLOCK,
+        SCALE_BLOCK=SCALE_BLOCK, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
 
-def kernel_tensors(weights: tuple[Nf4, ...]) -> tuple[Any, ...]:
-    """Return the tensors of MAX_WEIGHTS weights in a kernel's argument order; the first replaces missing ones."""
-    groups = [_weight_tensors(weight) for weight in weights]
-    groups += groups[:1] * (MAX_WEIGHTS - len(weights))
-    return tuple(tensor for tables in groups for tensor in tables)
-
-
-def pad_counts(counts: list[int]) -> list[int]:
-    """Return one count for each of MAX_WEIGHTS weights, 0 for a missing one."""
-    return counts + [0] * (MAX_WEIGHTS - len(counts))
-
-
-def _weight_tensors(weight: Nf4) -> tuple[Any, ...]:
-    """Return the tensors in the order of the kernel's arguments."""
+def kernel_tensors(weight: Nf4) -> tuple[Any, ...]:
+    """Return the tensors in the order that kernels unpack."""
     packed = weight.packed.view(torch.int32)
     return packed, weight.levels, weight.scales, weight.scale_levels, weight.scale_scales, weight.offset
 
@@ -124,9 +111,10 @@ def dequantize_reference(weight: Nf4) -> Any:
 
 @jit
 def _nf4_dequantize_words(
-    packed, levels, scales, scale_levels, scale_scales, offset, out, word_count, program,
-    WORDS: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
+    weight, out, word_count, program, WORDS: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,
 ):  # fmt: skip
+    packed, levels, scales, scale_levels, scale_scales, offset = weight
     # A thread reads a word of 4 bytes and writes its 8 numbers at once, 16 bytes in bf16: both accesses coalesce.
     word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
     mask = word < word_count
@@ -143,31 +131,12 @@ def _nf4_dequantize_words(
 
 @jit
 def _nf4_dequantize(
-    packed_0, levels_0, scales_0, scale_levels_0, scale_scales_0, offset_0,
-    packed_1, levels_1, scales_1, scale_levels_1, scale_scales_1, offset_1,
-    packed_2, levels_2, scales_2, scale_levels_2, scale_scales_2, offset_2,
-    out, words_0, words_1, words_2,
-    WEIGHTS: tl.constexpr, WORDS: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
-):  # fmt: skip
+    weights, out, word_counts, WORDS: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr
+):
     program = tl.program_id(0)
-    first_1 = (words_0 + WORDS - 1) // WORDS
-    first_2 = first_1 + (words_1 + WORDS - 1) // WORDS
-    if program < first_1:
-        _nf4_dequantize_words(
-            packed_0, levels_0, scales_0, scale_levels_0, scale_scales_0, offset_0, out, words_0, program,
-            WORDS, WORD, BLOCK, SCALE_BLOCK,
-        )  # fmt: skip
-    if WEIGHTS > 1:
-        out_1 = out + words_0.to(tl.int64) * WORD
-        if (program >= first_1) & (program < first_2):
-            _nf4_dequantize_words(
-                packed_1, levels_1, scales_1, scale_levels_1, scale_scales_1, offset_1, out_1, words_1,
-                program - first_1, WORDS, WORD, BLOCK, SCALE_BLOCK,
-            )  # fmt: skip
-    if WEIGHTS > 2:
-        out_2 = out + (words_0.to(tl.int64) + words_1) * WORD
-        if program >= first_2:
-            _nf4_dequantize_words(
-                packed_2, levels_2, scales_2, scale_levels_2, scale_scales_2, offset_2, out_2, words_2,
-                program - first_2, WORDS, WORD, BLOCK, SCALE_BLOCK,
-            )  # fmt: skip
+    for index in tl.static_range(len(weights)):
+        programs = (word_counts[index] + WORDS - 1) // WORDS
+        if (program >= 0) & (program < programs):
+            _nf4_dequantize_words(weights[index], out, word_counts[index], program, WORDS, WORD, BLOCK, SCALE_BLOCK)
+        program -= programs
+        out += word_counts[index].to(tl.int64) * WORD

@@ -7,29 +7,17 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "HAS_TRITON",
-    "HOPPER",
-    "TensorDescriptor",
-    "ceil_div",
-    "gpu_properties",
-    "jit",
-    "next_power_of_2",
-    "tl",
-    "triton",
-    "uses_triton",
-]
-
 HOPPER = (9, 0)
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 if HAS_TRITON:
     import triton
-    import triton.language as tl
 
-    jit = triton.jit
+    jit, tl = triton.jit, triton.language
     try:
-        from triton.tools.tensor_descriptor import TensorDescriptor
+        from triton.tools import tensor_descriptor
+
+        TensorDescriptor = tensor_descriptor.TensorDescriptor
     except ImportError:  # older than 3.4
         TensorDescriptor = None
 else:
@@ -47,7 +35,7 @@ else:
         def __getattr__(self, name: str) -> Any:
             raise ImportError(f"triton is not installed; its {name} was needed")
 
-    triton = tl = _MissingTriton()
+    tl = _MissingTriton()
 
 
 def uses_triton(tensor: Any) -> bool:

@@ -202,7 +202,7 @@ def _unsupported_reason(peft_model: Any, base: Any, trial: Trial) -> str | None:
     placement = Placement(device=base.lm_head.weight.device, compute_dtype=base.lm_head.weight.dtype)
     reason = fast.unsupported_reason(stack, trial, placement, base)
     if reason is None and trial.matmul != "bf16":
-        reason = int8.unsupported_reason(torch, placement, [(height, width) for width, height in shapes.values()])
+        reason = int8.unsupported_reason(placement, [(height, width) for width, height in shapes.values()])
         reason = reason and f"matmul {trial.matmul}: {reason}"
     return reason or _unsupported_tensors(base, placement) or _unsupported_adapters(peft_model, base)
 

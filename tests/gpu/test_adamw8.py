@@ -23,6 +23,38 @@ def moments_of(parameter) -> Moments:
     )
 
 
+def update_reference(parameter, gradient, moments: Moments, codebook: Codebook, update: Update) -> None:
+    """Update one tensor in place, in plain PyTorch."""
+    (beta1, beta2), numel = update.betas, parameter.numel()
+    padded = len(moments.max_m) * adamw8.BLOCK
+
+    def blocks(tensor):
+        return torch.nn.functional.pad(tensor.reshape(-1), (0, padded - numel)).view(-1, adamw8.BLOCK)
+
+    g, p = blocks(gradient), blocks(parameter)
+    is_finite = torch.isfinite(g)
+    g = torch.where(is_finite, g, 0.0)
+    m = codebook.signed[blocks(moments.codes_m).long()] * moments.max_m[:, None] * beta1 + (1.0 - beta1) * g
+    v = codebook.unsigned[blocks(moments.codes_v).long()] * moments.max_v[:, None] * beta2 + (1.0 - beta2) * g * g
+    m, v = torch.where(is_finite, m, 0.0), torch.where(is_finite, v, 0.0)
+    is_real = blocks(torch.ones_like(parameter)) > 0
+    m, v = torch.where(is_real, m, 0.0), torch.where(is_real, v, 0.0)
+    updated = p - update.step_size * (m / (v.sqrt() + update.correction * update.eps))
+    updated = updated * (1.0 - update.lr * update.weight_decay)
+    parameter.copy_(torch.where(is_finite, updated, p).reshape(-1)[:numel].view_as(parameter))
+    moments.max_m.copy_(m.abs().amax(1))
+    moments.max_v.copy_(v.amax(1))
+    codes_m = torch.bucketize(m * _inverse(moments.max_m)[:, None], codebook.signed_midpoints)
+    codes_m -= ((m < 0) & (codebook.signed[codes_m] >= 0)).to(codes_m.dtype)  # keep the sign
+    codes_v = torch.bucketize(v * _inverse(moments.max_v)[:, None], codebook.unsigned_midpoints)
+    for target, codes in ((moments.codes_m, codes_m), (moments.codes_v, codes_v)):
+        target.copy_(codes.reshape(-1)[:numel].view_as(target).to(torch.uint8))
+
+
+def _inverse(magnitudes):
+    return torch.where(magnitudes > 0, 1.0 / magnitudes, 0.0)
+
+
 def test_the_kernel_matches_its_reference(modules) -> None:
     make = modules.bitsandbytes.functional.create_dynamic_map
     book = Codebook.from_values(make(signed=True).cuda(), make(signed=False).cuda())
@@ -36,7 +68,7 @@ def test_the_kernel_matches_its_reference(modules) -> None:
         update = Update(lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=DECAY, step=step)
         adamw8.update_(TensorTable(list(zip(parameters, gradients, moments, strict=True))), book, update)
         for each in zip(expected, gradients, references, strict=True):
-            adamw8.update_reference(*each, book, update)
+            update_reference(*each, book, update)
     for parameter, wanted, state, reference in zip(parameters, expected, moments, references, strict=True):
         torch.testing.assert_close(parameter, wanted, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(state.max_m, reference.max_m, rtol=1e-5, atol=0.0)

@@ -42,11 +42,11 @@ def quantize_rotated(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
     out = torch.empty((len(scales), weights[0].shape[1]), dtype=torch.int8, device=scales.device)
     if not uses_triton(out):
         return quantize_rotated_reference(weights, scales)
-    group_counts = [weight.numel // row_quant.GROUP for weight in weights]
+    group_counts = tuple(weight.numel // row_quant.GROUP for weight in weights)
     _int8_weight_rows[(sum(ceil_div(count, PROGRAM_GROUPS) for count in group_counts),)](
-        *nf4.kernel_tensors(weights), out.view(torch.int32), scales, *nf4.pad_counts(group_counts),
-        weights[0].shape[1] // row_quant.GROUP, WEIGHTS=len(weights), GROUPS=PROGRAM_GROUPS, GROUP=row_quant.GROUP,
-        BLOCK=nf4.BLOCK, SCALE_BLOCK=nf4.SCALE_BLOCK, num_warps=4,
+        tuple(map(nf4.kernel_tensors, weights)), out.view(torch.int32), scales, group_counts,
+        weights[0].shape[1] // row_quant.GROUP, GROUPS=PROGRAM_GROUPS, GROUP=row_quant.GROUP, BLOCK=nf4.BLOCK,
+        SCALE_BLOCK=nf4.SCALE_BLOCK, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -56,13 +56,13 @@ def quantize_transposed(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
     out = torch.empty((weights[0].shape[1], len(scales)), dtype=torch.int8, device=scales.device)
     if not uses_triton(out):
         return quantize_reference(weights, scales).T.contiguous()
-    heights, row_words = [weight.shape[0] for weight in weights], weights[0].shape[1] // nf4.WORD
+    heights, row_words = tuple(weight.shape[0] for weight in weights), weights[0].shape[1] // nf4.WORD
     _int8_weight_columns[
         (sum(ceil_div(height, PROGRAM_ROWS) for height in heights), ceil_div(row_words, PROGRAM_ROW_WORDS))
     ](
-        *nf4.kernel_tensors(weights), out.view(torch.int32), scales, *nf4.pad_counts(heights), row_words,
-        len(scales) // 4, WEIGHTS=len(weights), FOURS=PROGRAM_ROWS // 4, WORDS=PROGRAM_ROW_WORDS, WORD=nf4.WORD,
-        BLOCK=nf4.BLOCK, SCALE_BLOCK=nf4.SCALE_BLOCK, num_warps=4,
+        tuple(map(nf4.kernel_tensors, weights)), out.view(torch.int32), scales, heights, row_words, len(scales) // 4,
+        FOURS=PROGRAM_ROWS // 4, WORDS=PROGRAM_ROW_WORDS, WORD=nf4.WORD, BLOCK=nf4.BLOCK,
+        SCALE_BLOCK=nf4.SCALE_BLOCK, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -163,10 +163,11 @@ TRANSPOSE = tl.constexpr(
 
 
 @jit
-def _int8_weight_ratio(scales, scale_levels, scale_scales, base, scale_of_row, block, mask, SCALE_BLOCK: tl.constexpr):
+def _int8_weight_ratio(weight, scale_of_row, block, mask, SCALE_BLOCK: tl.constexpr):
     """Return the ratio of block scale to row scale, twice as float16."""
+    _, _, scales, scale_levels, scale_scales, offset = weight
     scale = tl.load(scale_levels + tl.load(scales + block, mask=mask, other=0).to(tl.int32))
-    scale = scale * tl.load(scale_scales + block // SCALE_BLOCK, mask=mask, other=0.0) + base
+    scale = scale * tl.load(scale_scales + block // SCALE_BLOCK, mask=mask, other=0.0) + tl.load(offset)
     scale = tl.where(scale_of_row > 0.0, scale / scale_of_row, 0.0)
     bits = scale.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     return bits | (bits << 16)
@@ -174,15 +175,12 @@ def _int8_weight_ratio(scales, scale_levels, scale_scales, base, scale_of_row, b
 
 @jit
 def _int8_weight_words(
-    packed, scales, scale_levels, scale_scales, base, scale_of_row, word_offsets, mask, WORD: tl.constexpr,
-    BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
-):  # fmt: skip
+    weight, row_scale, word_offsets, is_row, mask, WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr
+):
     """Return the INT8 numbers of these words, four to an int32."""
-    block = word_offsets // (BLOCK // WORD)
-    ratio = _int8_weight_ratio(
-        scales, scale_levels, scale_scales, base, scale_of_row, block, mask, SCALE_BLOCK
-    )  # fmt: skip
-    word = tl.load(packed + word_offsets, mask=mask, other=0)
+    scale = tl.load(row_scale, mask=is_row, other=0.0)[None, :]
+    ratio = _int8_weight_ratio(weight, scale, word_offsets // (BLOCK // WORD), mask, SCALE_BLOCK)
+    word = tl.load(weight[0] + word_offsets, mask=mask, other=0)
     return tl.inline_asm_elementwise(
         DECODE_WORD, "=&r,=&r,r,r", [word, ratio], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
     )
@@ -190,17 +188,15 @@ def _int8_weight_words(
 
 @jit
 def _int8_weight_rows_part(
-    packed, scales, scale_levels, scale_scales, offset, out, row_scales, group_count, row_groups, program,
-    GROUPS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
+    weight, out, row_scales, group_count, row_groups, program, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     group = program.to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     mask = group < group_count
     row_scale = tl.load(row_scales + group // row_groups, mask=mask, other=0.0) * 4.0
-    ratio = _int8_weight_ratio(
-        scales, scale_levels, scale_scales, tl.load(offset), row_scale, group // (BLOCK // GROUP), mask, SCALE_BLOCK
-    )
+    ratio = _int8_weight_ratio(weight, row_scale, group // (BLOCK // GROUP), mask, SCALE_BLOCK)
     pair = tl.arange(0, 2)[None, :]
-    left, right = tl.split(tl.load(packed + group[:, None] * 2 + pair, mask=mask[:, None], other=0))
+    left, right = tl.split(tl.load(weight[0] + group[:, None] * 2 + pair, mask=mask[:, None], other=0))
     first, second, third, fourth = tl.inline_asm_elementwise(
         DECODE_GROUP, "=&r,=&r,=&r,=&r,r,r,r", [left, right, ratio],
         dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
@@ -211,111 +207,60 @@ def _int8_weight_rows_part(
 
 @jit
 def _int8_weight_rows(
-    packed_0, _levels_0, scales_0, scale_levels_0, scale_scales_0, offset_0, packed_1, _levels_1, scales_1,
-    scale_levels_1, scale_scales_1, offset_1, packed_2, _levels_2, scales_2, scale_levels_2, scale_scales_2, offset_2,
-    out, row_scales, groups_0, groups_1, groups_2, row_groups, WEIGHTS: tl.constexpr, GROUPS: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
+    weights, out, row_scales, group_counts, row_groups, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    first_1 = (groups_0 + GROUPS - 1) // GROUPS
-    first_2 = first_1 + (groups_1 + GROUPS - 1) // GROUPS
-    if program < first_1:
-        _int8_weight_rows_part(
-            packed_0, scales_0, scale_levels_0, scale_scales_0, offset_0, out, row_scales, groups_0, row_groups,
-            program, GROUPS, GROUP, BLOCK, SCALE_BLOCK,
-        )  # fmt: skip
-    if WEIGHTS > 1:
-        out_1 = out + groups_0.to(tl.int64) * 4
-        if (program >= first_1) & (program < first_2):
+    for index in tl.static_range(len(weights)):
+        programs = (group_counts[index] + GROUPS - 1) // GROUPS
+        if (program >= 0) & (program < programs):
             _int8_weight_rows_part(
-                packed_1, scales_1, scale_levels_1, scale_scales_1, offset_1, out_1,
-                row_scales + groups_0 // row_groups, groups_1, row_groups, program - first_1, GROUPS, GROUP, BLOCK,
+                weights[index], out, row_scales, group_counts[index], row_groups, program, GROUPS, GROUP, BLOCK,
                 SCALE_BLOCK,
             )  # fmt: skip
-    if WEIGHTS > 2:
-        before = groups_0.to(tl.int64) + groups_1
-        if program >= first_2:
-            _int8_weight_rows_part(
-                packed_2, scales_2, scale_levels_2, scale_scales_2, offset_2, out + before * 4,
-                row_scales + before // row_groups, groups_2, row_groups, program - first_2, GROUPS, GROUP, BLOCK,
-                SCALE_BLOCK,
-            )  # fmt: skip
+        program -= programs
+        out += group_counts[index].to(tl.int64) * 4
+        row_scales += group_counts[index] // row_groups
 
 
 @jit
 def _int8_weight_columns_part(
-    packed, scales, scale_levels, scale_scales, offset, out, row_scales, height, row_words, stride, program,
-    FOURS: tl.constexpr, WORDS: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
+    weight, out, row_scales, height, row_words, stride, program, FOURS: tl.constexpr, WORDS: tl.constexpr,
+    WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     # A thread transposes a word of each of four rows, so that it writes four rows' numbers at once.
     four = program.to(tl.int64) * FOURS + tl.arange(0, FOURS)
     word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
     is_row = four * 4 < height
     mask = (word < row_words)[:, None] & is_row[None, :]
-    base = tl.load(offset)
-    word_offsets = four[None, :] * 4 * row_words + word[:, None]
-    row_scale = row_scales + four * 4
-    a_0, a_1 = _int8_weight_words(
-        packed, scales, scale_levels, scale_scales, base, tl.load(row_scale, mask=is_row, other=0.0)[None, :],
-        word_offsets, mask, WORD, BLOCK, SCALE_BLOCK,
-    )  # fmt: skip
-    b_0, b_1 = _int8_weight_words(
-        packed, scales, scale_levels, scale_scales, base, tl.load(row_scale + 1, mask=is_row, other=0.0)[None, :],
-        word_offsets + row_words, mask, WORD, BLOCK, SCALE_BLOCK,
-    )  # fmt: skip
-    c_0, c_1 = _int8_weight_words(
-        packed, scales, scale_levels, scale_scales, base, tl.load(row_scale + 2, mask=is_row, other=0.0)[None, :],
-        word_offsets + 2 * row_words, mask, WORD, BLOCK, SCALE_BLOCK,
-    )  # fmt: skip
-    d_0, d_1 = _int8_weight_words(
-        packed, scales, scale_levels, scale_scales, base, tl.load(row_scale + 3, mask=is_row, other=0.0)[None, :],
-        word_offsets + 3 * row_words, mask, WORD, BLOCK, SCALE_BLOCK,
-    )  # fmt: skip
+    offsets, scale = four[None, :] * 4 * row_words + word[:, None], row_scales + four * 4
+    a = _int8_weight_words(weight, scale, offsets, is_row, mask, WORD, BLOCK, SCALE_BLOCK)
+    b = _int8_weight_words(weight, scale + 1, offsets + row_words, is_row, mask, WORD, BLOCK, SCALE_BLOCK)
+    c = _int8_weight_words(weight, scale + 2, offsets + 2 * row_words, is_row, mask, WORD, BLOCK, SCALE_BLOCK)
+    d = _int8_weight_words(weight, scale + 3, offsets + 3 * row_words, is_row, mask, WORD, BLOCK, SCALE_BLOCK)
     column = out + word.to(tl.int64)[:, None] * WORD * stride + four[None, :]
-    _int8_weight_store_transposed(column, stride, a_0, b_0, c_0, d_0, mask)
-    _int8_weight_store_transposed(column + 4 * stride, stride, a_1, b_1, c_1, d_1, mask)
+    for half in tl.static_range(2):
+        turned = tl.inline_asm_elementwise(
+            TRANSPOSE, "=&r,=&r,=&r,=&r,r,r,r,r", [a[half], b[half], c[half], d[half]],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
+        for row in tl.static_range(4):
+            tl.store(column + (4 * half + row) * stride, turned[row], mask=mask)
 
 
 @jit
 def _int8_weight_columns(
-    packed_0, _levels_0, scales_0, scale_levels_0, scale_scales_0, offset_0,
-    packed_1, _levels_1, scales_1, scale_levels_1, scale_scales_1, offset_1,
-    packed_2, _levels_2, scales_2, scale_levels_2, scale_scales_2, offset_2,
-    out, row_scales, height_0, height_1, height_2, row_words, stride, WEIGHTS: tl.constexpr, FOURS: tl.constexpr,
-    WORDS: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
+    weights, out, row_scales, heights, row_words, stride, FOURS: tl.constexpr, WORDS: tl.constexpr,
+    WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    first_1 = (height_0 + 4 * FOURS - 1) // (4 * FOURS)
-    first_2 = first_1 + (height_1 + 4 * FOURS - 1) // (4 * FOURS)
-    if program < first_1:
-        _int8_weight_columns_part(
-            packed_0, scales_0, scale_levels_0, scale_scales_0, offset_0, out, row_scales, height_0, row_words, stride,
-            program, FOURS, WORDS, WORD, BLOCK, SCALE_BLOCK,
-        )  # fmt: skip
-    if WEIGHTS > 1:
-        out_1 = out + height_0 // 4
-        if (program >= first_1) & (program < first_2):
+    for index in tl.static_range(len(weights)):
+        programs = (heights[index] + 4 * FOURS - 1) // (4 * FOURS)
+        if (program >= 0) & (program < programs):
             _int8_weight_columns_part(
-                packed_1, scales_1, scale_levels_1, scale_scales_1, offset_1, out_1, row_scales + height_0,
-                height_1, row_words, stride, program - first_1, FOURS, WORDS, WORD, BLOCK, SCALE_BLOCK,
-            )  # fmt: skip
-    if WEIGHTS > 2:
-        out_2 = out + (height_0 + height_1) // 4
-        if program >= first_2:
-            _int8_weight_columns_part(
-                packed_2, scales_2, scale_levels_2, scale_scales_2, offset_2, out_2,
-                row_scales + height_0 + height_1, height_2, row_words, stride, program - first_2, FOURS, WORDS, WORD,
+                weights[index], out, row_scales, heights[index], row_words, stride, program, FOURS, WORDS, WORD,
                 BLOCK, SCALE_BLOCK,
             )  # fmt: skip
-
-
-@jit
-def _int8_weight_store_transposed(column, stride, a, b, c, d, mask):
-    first, second, third, fourth = tl.inline_asm_elementwise(
-        TRANSPOSE, "=&r,=&r,=&r,=&r,r,r,r,r", [a, b, c, d], dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
-        is_pure=True, pack=1,
-    )  # fmt: skip
-    tl.store(column, first, mask=mask)
-    tl.store(column + stride, second, mask=mask)
-    tl.store(column + 2 * stride, third, mask=mask)
-    tl.store(column + 3 * stride, fourth, mask=mask)
+        program -= programs
+        out += heights[index] // 4
+        row_scales += heights[index]

@@ -93,7 +93,7 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     notes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     if trial.matmul != "bf16":
-        reason = int8.unsupported_reason(stack.torch, placement, _shapes(base))
+        reason = int8.unsupported_reason(placement, _shapes(base))
         if reason is None:
             notes = (f"matmul {trial.matmul}",)
         else:

@@ -6,7 +6,7 @@ same bits after a restart, the first input must be the same, with new adapters.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,11 +15,9 @@ from bench.kernels import nf4
 from bench.kernels.int8 import row_quant, weight_quant
 from bench.kernels.int8.matmul import SideInputs, product, product_as_blocks
 from bench.kernels.int8.row_quant import BLOCK, OutlierColumns, QuantizedRows
-from bench.kernels.triton_compat import HAS_TRITON
 
 MAX_OUTLIER_COLUMNS = 32
 MIN_WIDTH_PER_OUTLIER = 18  # a narrow input has at most one outlier column per 18 columns
-MIN_CAPABILITY = (8, 0)
 ROW_ALIGNMENT_BYTES = 16  # required of a matrix's rows by the hardware engine that copies tiles
 
 
@@ -82,15 +80,10 @@ class Int8Linear:
         self._outlier_weights = whole[:, numbers].to(x.dtype).contiguous()
 
 
-def unsupported_reason(torch: Any, placement: Any, shapes: list[tuple[int, int]]) -> str | None:
-    """Return the first reason why int8 products do not support this device or these shapes; None if they do."""
+def unsupported_reason(placement: Any, shapes: Iterable[tuple[int, int]]) -> str | None:
+    """Return the first reason why int8 products do not support these shapes, or a device of `fast`; None if they do."""
     if not placement.is_cuda:
         return "no GPU"
-    capability = torch.cuda.get_device_capability(placement.device)
-    if capability < MIN_CAPABILITY:
-        return f"a GPU of compute capability {capability[0]}.{capability[1]}; 8.0 (A100, A10) or newer is needed"
-    if not HAS_TRITON:
-        return "triton is not installed"
     for height, width in shapes:
         if height % ROW_ALIGNMENT_BYTES or width % ROW_ALIGNMENT_BYTES:
             return f"a weight of {height} x {width}, not multiples of {ROW_ALIGNMENT_BYTES}"
