@@ -20,27 +20,23 @@ FULL_ON_TWO = replace(BARE, workers=2)
 
 
 def test_of_twelve_equal_configurations_none_is_called_the_fastest():
-    summaries = [summarize(run) for run in power.equal(FULL_ON_TWO, 60)]
+    summaries = [summarize(run) for run in power.equal(FULL_ON_TWO, 40)]
     assert power.share(summaries, power.has_verdict) <= 0.12  # 27 % before configurations shared their noise
     assert power.share(summaries, lambda summary: sentences.recommendation(summary).startswith("Train with")) <= 0.08
 
 
 def test_with_two_workers_the_recommendation_costs_little():
-    lost = power.regrets(replace(FULL_ON_TWO, slow=0.0), 40)
+    lost = power.regrets(replace(FULL_ON_TWO, slow=0.0), 25)
     assert sum(lost) / len(lost) <= 0.005  # 1.8 % before
 
 
 def test_the_headline_holds_the_truth_despite_jumping_clocks_and_a_throttled_worker():
-    ratio, rate = power.coverage(replace(BARE, modes=0.04, throttled=0.17), 40)
+    ratio, rate = power.coverage(replace(BARE, modes=0.04, throttled=0.17), 25)
     assert min(ratio, rate) >= 0.88
 
 
 @pytest.mark.parametrize(
-    ("drift", "shape", "runs"),
-    [
-        *((drift, (2, 2), 100) for drift in ("linear 10 %", "step of 5 %", "load 20 %", "heat 5 %")),
-        ("heat 5 %", (12, 4), 40),
-    ],
+    ("drift", "shape", "runs"), [("step of 5 %", (2, 2), 60), ("load 20 %", (2, 2), 60), ("heat 5 %", (12, 4), 20)]
 )
 def test_a_machine_that_changes_does_not_pass_for_a_difference(drift: str, shape: tuple[int, int], runs: int) -> None:
     rates = _drifting_runs.equal(_drifting_runs.fleet(*shape, drift=drift), runs)
@@ -49,7 +45,7 @@ def test_a_machine_that_changes_does_not_pass_for_a_difference(drift: str, shape
 
 
 def test_a_slope_is_taken_off_and_a_slower_configuration_found() -> None:
-    assert _drifting_runs.found(_drifting_runs.fleet(12, 4, drift="linear 5 %"), 30) >= 0.85  # 46 %, by chance, before
+    assert _drifting_runs.found(_drifting_runs.fleet(12, 4, drift="linear 5 %"), 20) >= 0.85  # 46 %, by chance, before
 
 
 def test_one_process_of_each_has_neither_interval_nor_word() -> None:
@@ -58,21 +54,16 @@ def test_one_process_of_each_has_neither_interval_nor_word() -> None:
 
 
 def test_slow_steps_that_take_a_gain_back_rarely_leave_the_word_faster() -> None:
-    assert max(_drifting_runs.slowed(4, 60)) <= 0.2  # 100 % before
-
-
-def test_one_process_does_not_stand_for_all():
-    ratio, rate = power.coverage(replace(power.QUICK, workers=1, worker_spread=0.0, has_measurements=False), 60)
-    assert min(ratio, rate) >= 0.88  # 65 % before
+    assert max(_drifting_runs.slowed(4, 40)) <= 0.2  # 100 % before
 
 
 def test_a_comparison_of_equal_runs_rarely_has_a_verdict_whatever_else_was_measured():
-    assert power.alarms(power.QUICK, 60) <= 0.1
+    assert power.alarms(power.QUICK, 40) <= 0.1
 
 
 def test_a_slowdown_of_three_percent_is_found_in_one_configuration_and_in_all():
-    assert power.finds_one(power.QUICK, 40) >= 0.65  # beyond the effect of the day
-    assert power.finds_all(power.QUICK, 40) >= 0.8
+    assert power.finds_one(power.QUICK, 25) >= 0.65  # beyond the effect of the day
+    assert power.finds_all(power.QUICK, 25) >= 0.8
 
 
 @pytest.mark.parametrize("noise", ["normal", "heavy tails"])

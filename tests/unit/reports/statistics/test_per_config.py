@@ -170,10 +170,7 @@ def test_equal_names_of_other_machines_do_not_pair():
     assert per_config.difference(*both).half < per_config.difference(*both, same_workers=False).half / 10
 
 
-@pytest.mark.parametrize(
-    ("workers", "count", "repeats"),
-    [(1, 20, 1), (2, 20, 1), (8, 100, 1), (1, 20, 3), (4, 20, 2)],
-)
+@pytest.mark.parametrize(("workers", "count", "repeats"), [(1, 20, 1), (2, 20, 1), (1, 20, 3)])
 def test_intervals_hold_the_true_value_in_nearly_all_runs(workers, count, repeats):
     # Workers 3 % apart, processes 0.5 %.
     world = Scenario(steps=count, worker_spread=0.03 if workers > 1 else 0.0)
@@ -184,11 +181,10 @@ def test_intervals_hold_the_true_value_in_nearly_all_runs(workers, count, repeat
     assert held >= MIN_COVERAGE * RUNS
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-def test_ratios_hold_the_true_value_and_equal_sides_have_no_verdict(workers):
-    world, random, held, verdicts = Scenario(steps=20), np.random.default_rng(workers), 0, 0
+def test_ratios_hold_the_true_value_and_equal_sides_have_no_verdict():
+    world, random, held, verdicts = Scenario(steps=20), np.random.default_rng(2), 0, 0
     for _ in range(RUNS):
-        speeds = random.normal(0.0, 0.03, workers)
+        speeds = random.normal(0.0, 0.03, 2)
         sides = [
             measure([steps(f"w{index}", np.exp(world.process(random, speed))) for index, speed in enumerate(speeds)])
             for _ in range(2)

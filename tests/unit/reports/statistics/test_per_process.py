@@ -14,10 +14,9 @@ def process(times, name="p", **more):
     return steps("a", times, process=name, **more)
 
 
-@pytest.mark.parametrize("count", [20, 50, 100])
-@pytest.mark.parametrize("jitter", [0.004, 0.02])
-def test_the_interval_over_autocorrelated_steps_holds_the_true_median(count, jitter):
-    world, random = Scenario(steps=count, jitter=jitter, warm_up=0.0), np.random.default_rng(7)
+@pytest.mark.parametrize("count", [20, 100])
+def test_the_interval_over_autocorrelated_steps_holds_the_true_median(count):
+    world, random = Scenario(steps=count, warm_up=0.0), np.random.default_rng(7)
     described = describe([process(np.exp(row)) for row in world.within_processes(random, 1000)])
     errors = [abs(math.log(each.step_time_sec) - world.median_log_time()) for each in described]
     held = [error <= each.half_width(elapsed=False) for error, each in zip(errors, described, strict=True)]
@@ -44,7 +43,7 @@ def test_a_single_step_has_no_interval_and_equal_steps_one_of_no_width(times, ha
 @pytest.mark.parametrize("slow", [0.02, 0.06])
 def test_the_interval_of_an_elapsed_rate_holds_the_rate_of_stragglers(slow):
     world, random = Scenario(slow=slow), np.random.default_rng(9)
-    truth = math.log(np.exp(world.within_processes(random, 100_000)).mean())
+    truth = math.log(np.exp(world.within_processes(random, 20_000)).mean())
     described = describe([process(np.exp(row)) for row in world.within_processes(random, 1000)])
     errors = [math.log(4 / each.elapsed_samples_per_sec) - truth for each in described]
     held = [abs(error) <= each.half_width(elapsed=True) for error, each in zip(errors, described, strict=True)]
