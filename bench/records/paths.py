@@ -53,6 +53,6 @@ NODE_NAME_VARIABLE = "QLORA_FLEET_NODE_NAME"  # the pod's node
 
 # Model folder and data file of `python -m bench demo`, of the small model and, for True, of the real one.
 DEMO_INPUTS = {
-    False: ("models/qlora-fleet--tiny-mistral", "data/python-docstrings.jsonl"),
+    False: ("models/qlora-fleet--tiny-mistral", "data/python-docs.jsonl"),
     True: ("models/HuggingFaceTB--SmolLM2-135M-Instruct", "data/orders.jsonl"),
 }

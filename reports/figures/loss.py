@@ -15,7 +15,7 @@ from bench.records.status import TrialStatus
 from bench.records.training import Evaluation
 from reports import formatting
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.layout import MARGIN_IN, Chart, Header, Sheet, create_layout, make_header
+from reports.figures.drawing.layout import MARGIN_IN, RIGHT_IN, Chart, Header, create_layout, make_header
 from reports.figures.drawing.style import (
     ACCENT_TONE,
     BAND,
@@ -31,7 +31,7 @@ from reports.summary.summary import Summary
 
 _MAX_POINTS = 300
 _LABEL_HEIGHT_IN, _LABEL_SIZE = 0.2, 8.5
-_NAME_IN, _NARROW_NAME_IN = 1.9, 1.0  # maximum width of the name in a label
+_NAME_IN = 1.9  # maximum width of the name in a label
 _FEW_POINTS = 3  # a line through fewer held-out losses would suggest a course that was not measured
 
 Floats = NDArray[np.float64]
@@ -84,16 +84,14 @@ class LossFigure:
         ]
         return f"Loss over {self.x_title}. " + "; ".join(curves) + "."
 
-    def draw(self, sheet: Sheet) -> Figure:
-        labels_in = _LABEL_HEIGHT_IN * (len(self.curves) + 1)
-        height_in = 2.4 if sheet.is_narrow else max(2.4, labels_in)
-        layout = create_layout(self.header, sheet, height_in + 0.9 + (labels_in if sheet.is_narrow else 0.0))
-        ((left, width),) = layout.columns(1, left_in=MARGIN_IN + 0.5, gap_in=0.0)
-        labels = [_label(curve, _NARROW_NAME_IN if sheet.is_narrow else _NAME_IN) for curve in self.curves]
-        room = 0.0 if sheet.is_narrow else max(text_width_in(label, _LABEL_SIZE) for label in labels) + 0.7
-        axes = layout.panel(left, 0.0, width - room, height_in + 0.7)
+    def draw(self) -> Figure:
+        height_in = max(2.4, _LABEL_HEIGHT_IN * (len(self.curves) + 1))
+        layout = create_layout(self.header, height_in + 0.9)
+        labels = list(map(_label, self.curves))
+        room = max(text_width_in(label, _LABEL_SIZE) for label in labels) + 0.7
+        (axes,) = layout.panels(1, MARGIN_IN + 0.5, 0.0, height_in + 0.7, RIGHT_IN + room)
         _draw(axes, self, labels)
-        _draw_legend(axes, self, sheet)
+        _draw_legend(axes, self)
         return layout.figure
 
 
@@ -174,8 +172,8 @@ def _title(curves: Sequence[LossCurve], noun: str) -> str:
     return f"The loss {verb} in every {noun}, at {low if low == high else f'{low} to {high}'}"
 
 
-def _label(curve: LossCurve, name_in: float) -> str:
-    name, tokens = shorten_text(curve.name, name_in, _LABEL_SIZE), curve.useful_tokens
+def _label(curve: LossCurve) -> str:
+    name, tokens = shorten_text(curve.name, _NAME_IN, _LABEL_SIZE), curve.useful_tokens
     amount = f"{tokens:,}" if tokens < 10_000 else f"{formatting.number(tokens / 1000, 0)} k"
     return f"{name}: {formatting.number(curve.last_loss, 2)}, {amount} tokens"
 
@@ -213,15 +211,15 @@ def _draw(axes: Any, figure: LossFigure, labels: Sequence[str]) -> None:
     axes.tick_params(axis="y", labelsize=8.0, labelcolor=MUTED)
 
 
-def _draw_legend(axes: Any, figure: LossFigure, sheet: Sheet) -> None:
-    """Name the curves, the highest last loss first, as the curves end: at the right, on a narrow sheet below."""
+def _draw_legend(axes: Any, figure: LossFigure) -> None:
+    """Name the curves at the right, the highest last loss first, as the curves end."""
     order = sorted(range(len(figure.curves)), key=lambda number: -figure.curves[number].last_loss)
     handles = axes.get_legend_handles_labels()[0]
     axes.legend(
         handles=[handles[number] for number in order],
         labelcolor=[MUTED if figure.curves[number].is_falling else ACCENT_TONE for number in order],
         loc="upper left",
-        bbox_to_anchor=(0.0, -0.2) if sheet.is_narrow else (1.0, 1.0),
+        bbox_to_anchor=(1.0, 1.0),
         fontsize=_LABEL_SIZE,
         borderaxespad=0.0,
     )

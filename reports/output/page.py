@@ -51,10 +51,8 @@ def _mark_up(text: str) -> Markup:
     return Markup(_DATE.sub(r"<time>\g<0></time>", marked))  # noqa: S704 - escaped before
 
 
-def _label_svg(picture: Picture, width: str) -> Markup:
-    """Return the drawing for `wide` or `narrow` screens, with its text alternative."""
-    opening = (
-        f'<svg class="{width}" role="img" aria-label="{escape(f"{picture.title}. {picture.alt}".removeprefix(". "))}"'
-    )
-    svg = picture.wide_svg if width == "wide" else picture.narrow_svg
-    return Markup(svg.replace("<svg", opening, 1))  # noqa: S704 - matplotlib escaped the texts in it
+def _label_svg(picture: Picture) -> Markup:
+    """Return the drawing with its text alternative."""
+    label = escape(f"{picture.title}. {picture.alt}".removeprefix(". "))
+    svg = picture.inline_svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    return Markup(svg)  # noqa: S704 - matplotlib escaped the texts in it

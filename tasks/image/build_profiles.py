@@ -1,24 +1,16 @@
-"""Build profiles of image/profiles.yaml; `inv image.lock`: lock files of their packages."""
+"""Build profiles of image/profiles.yaml, the image's name, and the lock of the hub's client."""
 
 import dataclasses
-import re
-import sys
 from pathlib import Path
 
 import yaml
-from invoke.context import Context
 
-from remote.hosts.host_protocol import CommandTimedOut
-from remote.hosts.local_program import run_program
 from remote.image.plan import BuildProfile
-from tasks.cli.command_result import CommandResult, plan_result
-from tasks.errors import RetryableError, TaskFailed, UsageError
-from tasks.settings.layers import Settings, load
+from tasks.errors import UsageError
+from tasks.settings.layers import Settings
 
 PROFILES_FILE = "image/profiles.yaml"
-LOCK_TIMEOUT_SEC = 1800.0
-PLATFORM = "x86_64-manylinux_2_28"
-HUB_CLIENT, HUB_CLIENT_PYTHON = "hub-client", "3.9"  # its lock is for a build VM, the others for profiles
+HUB_CLIENT_LOCK = "image/locks/hub-client.txt"
 
 
 def load_profiles(root: Path) -> dict[str, BuildProfile]:
@@ -52,46 +44,10 @@ def image_name(settings: Settings) -> str:
 
 def hub_client_lock(root: Path) -> str:
     """Read the lock of the hub's client. Raises UsageError."""
-    path = root / "image" / "locks" / f"{HUB_CLIENT}.txt"
+    path = root / HUB_CLIENT_LOCK
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}", remedy="`inv image.lock` rebuilds it") from error
-
-
-def make_locks(context: Context, profile: str | None, *, upgrade: bool, dry_run: bool = False) -> CommandResult | None:
-    settings = load(context)
-    profiles = load_profiles(settings.root)
-    if profile is not None and profile not in profiles:
-        raise UsageError(f"image.lock: --profile: expected one of {', '.join(profiles)}, found {profile!r}")
-    names = [profile] if profile is not None else [*profiles, HUB_CLIENT]
-    if dry_run:
-        locks = [f"image/locks/{name}.txt" for name in names]
-        return plan_result([f"write  {lock}" for lock in locks], locks=locks)
-    for name in names:
-        folder = settings.root / "image" / "locks"
-        argv = (
-            *(sys.executable, "-m", "uv", "pip", "compile", "--no-config", "--quiet", "--generate-hashes"),
-            *("--only-binary", ":all:"),
-            *(
-                ("--universal", "--python-version", HUB_CLIENT_PYTHON)
-                if name == HUB_CLIENT
-                else ("--python-version", profiles[name].python, "--python-platform", PLATFORM)
-            ),
-            *("--custom-compile-command", "inv image.lock", "--output-file", f"{name}.txt"),
-            *(("--upgrade",) if upgrade else ()),
-            f"{name}.in",
-        )
-        try:
-            completed = run_program(argv, label=f"image.lock: {name}", folder=str(folder), timeout_sec=LOCK_TIMEOUT_SEC)
-        except CommandTimedOut as error:
-            raise RetryableError(
-                f"image.lock: {name}: not done after {LOCK_TIMEOUT_SEC:.0f} s", remedy="rerun `inv image.lock`"
-            ) from error
-        if completed.exit_code != 0:
-            last = " ".join(completed.stderr.decode(errors="replace").split()[-60:])
-            raise TaskFailed(f"image.lock: {name}: {last or argv}")
-        text = (folder / f"{name}.txt").read_text(encoding="utf-8")
-        packages = re.findall(r"^[a-z0-9]", text, re.MULTILINE)
-        print(f"image/locks/{name}.txt: {len(packages)} packages, {text.count('--hash=')} hashes")
-    return None
+        raise UsageError(
+            f"{path}: cannot be read: {error}", remedy=f"`git checkout {HUB_CLIENT_LOCK}` restores it"
+        ) from error

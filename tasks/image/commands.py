@@ -40,20 +40,6 @@ push = Command(
     force=switch("push an image that was built from other sources than the current ones"),
     cancel=switch("stop the running push on the VM"),
 )
-lock = Command(
-    "image.lock",
-    "tasks.image.build_profiles:make_locks",
-    "Update image/locks: package hashes and base digest.",
-    section=Section.BUILD,
-    effect=Effect.CHANGES,
-    examples=(
-        "inv image.lock --dry-run  # which locks would be written",
-        "inv image.lock --profile current --upgrade  # newer versions",
-    ),
-    profile=text("update only the lock of this profile", unset="all profiles"),
-    upgrade=switch("use the newest versions that the .in file allows"),
-    dry_run=switch("print the locks to write, and change nothing"),
-)
 verify = Command(
     "image.verify",
     "tasks.image.verify:verify_image",

@@ -21,7 +21,7 @@ from remote.hosts.local import expand_user
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.errors import UsageError, file_errors
 from tasks.oci.clients import TenancyApi, connect, resolve_compartment
-from tasks.oci.discovery import ClusterInfo, choose_cluster, list_clusters
+from tasks.oci.discovery import choose_cluster, list_clusters
 from tasks.settings.layers import Settings, load
 from tasks.settings.sources import display_path
 
@@ -39,20 +39,19 @@ def write_kubeconfig(
     api = connect(settings)
     compartment, _ = resolve_compartment(settings, api)
     target = choose_cluster(list_clusters(api, compartment), cluster)
-    endpoint_type = endpoint or ("public" if target.public_endpoint else "private")
-    if not (target.public_endpoint if endpoint_type == "public" else target.private_endpoint):
+    name, endpoint_type = target["name"], endpoint or ("public" if target["public_endpoint"] else "private")
+    if not target[f"{endpoint_type}_endpoint"]:
         raise UsageError(
-            f"cluster {target.name} has no {endpoint_type} endpoint",
+            f"cluster {name} has no {endpoint_type} endpoint",
             remedy=f"type: inv tenancy.kubeconfig --endpoint {'private' if endpoint_type == 'public' else 'public'}",
         )
-    document = build_kubeconfig(
-        _fetch_kubeconfig(api, target, endpoint_type), target, token_command(settings, api, target.id)
-    )
+    fetched = _fetch_kubeconfig(api, target["id"], name, endpoint_type)
+    document = build_kubeconfig(fetched, name, token_command(settings, api, target["id"]))
     content = yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode()
-    is_new = _is_new(path, content, target.name)
+    is_new = _is_new(path, content, name)
     if dry_run:
-        line = f"{'write' if is_new else 'keep'}  {display_path(path)}: context {target.name}, {endpoint_type}"
-        data = {"file": str(path), "context": target.name, "cluster": target.id, "endpoint": endpoint_type}
+        line = f"{'write' if is_new else 'keep'}  {display_path(path)}: context {name}, {endpoint_type}"
+        data = {"file": str(path), "context": name, "cluster": target["id"], "endpoint": endpoint_type}
         return plan_result([line], **data, changes=is_new)
     if is_new:
         with file_errors(f"{display_path(path)}: cannot be written", "choose another with --file"):
@@ -61,7 +60,7 @@ def write_kubeconfig(
                 config.write(content)
         print(f"wrote {display_path(path)}, readable only by you")
     else:
-        print(f"{display_path(path)} already has context {target.name}; nothing changed")
+        print(f"{display_path(path)} already has context {name}; nothing changed")
     print(
         f"to see its nodes with `inv nodes`, set cluster: {{ kubeconfig: {display_path(path)} }} in ~/.invoke.yaml; "
         "kubectl reads several files, in KUBECONFIG"
@@ -94,21 +93,21 @@ def _target_path(settings: Settings, file: str | None) -> Path:
     return expand_user(first)
 
 
-def _fetch_kubeconfig(api: TenancyApi, cluster: ClusterInfo, endpoint_type: str) -> Any:
+def _fetch_kubeconfig(api: TenancyApi, cluster_id: str, name: str, endpoint_type: str) -> Any:
     details = CreateClusterKubeconfigContentDetails(
         token_version=_KUBECONFIG_VERSION, endpoint=f"{endpoint_type.upper()}_ENDPOINT"
     )
     content = api.get_bytes(
-        f"reading the kubeconfig of {cluster.name}",
+        f"reading the kubeconfig of {name}",
         "use clusters",
         api.client(ContainerEngineClient).create_kubeconfig,
-        cluster.id,
+        cluster_id,
         create_cluster_kubeconfig_content_details=details,
     )
     try:
         return yaml.safe_load(content)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise UsageError(f"the service's kubeconfig for {cluster.name}: cannot be read as YAML") from error
+        raise UsageError(f"the service's kubeconfig for {name}: cannot be read as YAML") from error
 
 
 def token_command(settings: Settings, api: TenancyApi, cluster_id: str) -> tuple[str, ...]:
@@ -122,15 +121,15 @@ def token_command(settings: Settings, api: TenancyApi, cluster_id: str) -> tuple
     return (*program, "token", *arguments, "--config-file", str(file), "--profile", section.profile)
 
 
-def build_kubeconfig(fetched: Any, cluster_info: ClusterInfo, token_program: Sequence[str]) -> dict[str, Any]:
-    """Build a kubeconfig with only this cluster; all entries have the cluster's name. Raises UsageError."""
+def build_kubeconfig(fetched: Any, name: str, token_program: Sequence[str]) -> dict[str, Any]:
+    """Build a kubeconfig with only this cluster; all entries have its name. Raises UsageError."""
     try:
         cluster = dict(fetched["clusters"][0]["cluster"])
         server = str(cluster["server"])
     except (LookupError, TypeError, ValueError) as error:
-        raise UsageError(f"the service's kubeconfig for {cluster_info.name} has no cluster") from error
+        raise UsageError(f"the service's kubeconfig for {name} has no cluster") from error
     if not server.startswith("https://") or cluster.get("insecure-skip-tls-verify"):
-        raise UsageError(f"the service's kubeconfig for {cluster_info.name} is not safe: {server[:80]}")
+        raise UsageError(f"the service's kubeconfig for {name} is not safe: {server[:80]}")
     exec_plugin = {
         "apiVersion": "client.authentication.k8s.io/v1",
         "command": token_program[0],
@@ -138,7 +137,6 @@ def build_kubeconfig(fetched: Any, cluster_info: ClusterInfo, token_program: Seq
         "interactiveMode": "Never",
         "provideClusterInfo": False,
     }
-    name = cluster_info.name
     return {
         "apiVersion": "v1",
         "kind": "Config",

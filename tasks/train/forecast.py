@@ -34,6 +34,7 @@ from tasks.clients.workers import bench_program
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.fleet.pricing import worker_price
 from tasks.fleet.run_store import newest_results, newest_trainings
+from tasks.fleet.trial_spec import training_of
 from tasks.settings.layers import Settings
 
 COMPARED_FIELDS = (
@@ -54,15 +55,15 @@ STARTUP = Amount(value=25.0, low=5.0, high=100.0)  # no training of the model wa
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeResult:
-    """The workers' answer about a training: the first worker's memory forecast and data report."""
+class ProbeResult(Forecast):
+    """The first worker's answer about a training, with its data report and the number of its steps."""
 
-    forecast: Forecast
     data: DataReport
+    steps: int
 
     @property
     def device(self) -> str:
-        return self.forecast.gpu or CPU
+        return self.gpu or CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,13 +127,13 @@ def probe_workers(settings: Settings, hosts: Sequence[Host], trial: Trial) -> Pr
     Raises ConfirmationRequired if their files differ. Workers on this machine have the same files, so only one of them
     is asked.
     """
-    if trial.training is not None:  # the workers say what there is; the caller compares it with the plan
-        trial = dataclasses.replace(trial, training=dataclasses.replace(trial.training, input_digests={}))
+    # The workers say what there is; the caller compares it with the plan.
+    trial = dataclasses.replace(trial, training=dataclasses.replace(training_of(trial), input_digests={}))
     probed_hosts = hosts[:1] if settings.connector.is_local else hosts
     first, *others = [_parse_probe(answer) for answer in bench_program(settings).forecast(probed_hosts, trial)]
     first_host = probed_hosts[0]
     for host, other in zip(probed_hosts[1:], others, strict=True):
-        if other.forecast.model_sha256 != first.forecast.model_sha256:
+        if other.model_sha256 != first.model_sha256:
             inputs_name = f"models at {trial.model}"
         elif [file.sha256 for file in other.data.files] != [file.sha256 for file in first.data.files]:
             inputs_name = "data files"
@@ -147,27 +148,21 @@ def probe_workers(settings: Settings, hosts: Sequence[Host], trial: Trial) -> Pr
 
 def _parse_probe(answer: Mapping[str, Any]) -> ProbeResult:
     try:
-        parsed = schema.from_json(Forecast, answer)
+        return schema.from_json(ProbeResult, answer)
     except schema.SchemaError as error:
         raise RetryableError(
             f"the worker's forecast cannot be read: {error}", remedy="check that its image has this version of bench"
         ) from error
-    if parsed.data is None:
-        raise RetryableError(
-            "the worker's forecast has no data report", remedy="check that its image has this version of bench"
-        )
-    return ProbeResult(forecast=parsed, data=parsed.data)
 
 
 def check_limits(settings: Settings, trial: Trial, probe: ProbeResult) -> None:
     """Raise UsageError if the GPUs or their memory do not suffice."""
-    ranks = trial.world_size
-    gpus = probe.forecast.gpus
+    ranks, gpus = trial.world_size, probe.gpus
     if settings.connector.is_local and 0 < gpus < ranks:
         raise UsageError(
             f"fleet.size: {ranks} workers on this machine, which has {gpus} GPUs", remedy=f"pass --workers {gpus}"
         )
-    peak, gpu_memory = probe.forecast.peak_bytes, probe.forecast.gpu_memory_bytes
+    peak, gpu_memory = probe.peak_bytes, probe.gpu_memory_bytes
     if peak is not None and gpu_memory is not None and peak > gpu_memory:
         raise UsageError(
             f"train.micro_batch_size: {trial.micro_batch_size} x {trial.max_seq_len} tokens need about "
@@ -188,7 +183,7 @@ def check_time_limit(predicted: TrainingForecast) -> None:
 def run_inputs(trial: Trial, probe: ProbeResult, predicted: TrainingForecast) -> dict[str, Any]:
     """Return the inputs and the forecast for the run's record."""
     return {
-        "model": {"path": trial.model, "sha256": probe.forecast.model_sha256},
+        "model": {"path": trial.model, "sha256": probe.model_sha256},
         "files": {file.path: file.sha256 for file in probe.data.files},
         "device": probe.device,
         "forecast": predicted.record(),
@@ -197,25 +192,16 @@ def run_inputs(trial: Trial, probe: ProbeResult, predicted: TrainingForecast) ->
 
 def pin_inputs(trial: Trial, probe: ProbeResult) -> Trial:
     """Return the trial with the digests of its inputs, which every attempt compares with the files it trains on."""
-    if trial.training is None:
-        return trial
-    digests = {trial.model: probe.forecast.model_sha256, **{file.path: file.sha256 for file in probe.data.files}}
-    return dataclasses.replace(trial, training=dataclasses.replace(trial.training, input_digests=digests))
+    digests = {trial.model: probe.model_sha256, **{file.path: file.sha256 for file in probe.data.files}}
+    return dataclasses.replace(trial, training=dataclasses.replace(training_of(trial), input_digests=digests))
 
 
 def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingForecast:
     """Predict steps, hours, dollars and memory, also from earlier runs. Raises UsageError for invalid prices."""
-    trial = trial.with_derived(probe.forecast.derived)
-    if trial.training is None:
-        raise ValueError("only a training has a forecast")
-    training, workers = trial.training, trial.world_size
-    rows = math.ceil(probe.data.rows * training.epochs)
-    steps = math.ceil(rows / training.rows_per_step)
-    if training.max_steps is not None and training.max_steps < steps:
-        steps = training.max_steps
-        rows = steps * training.rows_per_step
-    max_rows_per_worker = math.ceil(min(training.rows_per_step, max(1, rows)) / workers)
-    steps = steps if probe.forecast.steps is None else probe.forecast.steps
+    trial = trial.with_derived(probe.derived)
+    training, workers = training_of(trial), trial.world_size
+    rows = max(1, math.ceil(probe.data.rows * training.epochs))
+    max_rows_per_worker = math.ceil(min(training.rows_per_step, rows) / workers)
     trained = _trained_step_sec(settings, trial, probe, max_rows_per_worker)
     step, basis = trained or _step_sec(settings, trial, probe, max_rows_per_worker)
     if workers > 1 and step is not None and trained is None:
@@ -223,17 +209,17 @@ def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingFor
     row = None if step is None else step.times(1 / max_rows_per_worker)
     price = worker_price(settings, probe.device)
     predicted = TrainingForecast(
-        steps=steps,
+        steps=probe.steps,
         workers=workers,
-        seconds=None if step is None else step.times(steps),
+        seconds=None if step is None else step.times(probe.steps),
         basis=basis,
         price=price,
         usd=None,
-        peak_bytes=probe.forecast.peak_bytes,
-        memory_bytes=probe.forecast.gpu_memory_bytes,
+        peak_bytes=probe.peak_bytes,
+        memory_bytes=probe.gpu_memory_bytes,
         max_hours=training.max_hours,
-        fallback=None if probe.forecast.recipe == trial.recipe else probe.forecast.recipe,
-        parts=_parts(settings, trial, probe, row, steps),
+        fallback=None if probe.recipe == trial.recipe else probe.recipe,
+        parts=_parts(settings, trial, probe, row),
     )
     if price is None or predicted.total is None:
         return predicted
@@ -245,16 +231,12 @@ def _trained_step_sec(settings: Settings, trial: Trial, probe: ProbeResult, rows
     """Predict a step of `rows` rows from trainings of this configuration, and name the source; None without any."""
     row_sec, counts, run_ids = [], [], []
     for trained, _, record in _trainings(settings, trial, probe):
-        steps, training = record.steps.step_time_sec, trained.training
-        if (
-            not steps
-            or training is None
-            or any(getattr(trained, name) != getattr(trial, name) for name in COMPARED_FIELDS)
-        ):
+        steps = record.steps.step_time_sec
+        if not steps or any(getattr(trained, name) != getattr(trial, name) for name in COMPARED_FIELDS):
             continue
         size = math.ceil(len(steps) / WINDOWS)
         windows = [statistics.fmean(steps[first : first + size]) for first in range(0, len(steps), size)]
-        row_sec += [sec * trial.world_size / training.rows_per_step for sec in windows]
+        row_sec += [sec * trial.world_size / training_of(trained).rows_per_step for sec in windows]
         counts.append(len(steps))
         run_ids.append(record.run_id)
     if not row_sec:
@@ -272,20 +254,19 @@ def _trainings(
         for result, record in newest_trainings(settings.results_folder)
         if result.trial.world_size == trial.world_size
         and device(result.fingerprint) == probe.device
-        and result.fingerprint.get("model_sha256") == probe.forecast.model_sha256
+        and result.fingerprint.get("model_sha256") == probe.model_sha256
     )
     return islice(alike, MAX_TRAININGS)
 
 
-def _parts(settings: Settings, trial: Trial, probe: ProbeResult, row: Amount | None, steps: int) -> dict[str, Amount]:
+def _parts(settings: Settings, trial: Trial, probe: ProbeResult, row: Amount | None) -> dict[str, Amount]:
     """Predict the time without the steps by PARTS: start and end of the processes, evaluations, checkpoints, scores.
 
     What is not known is left out. `row` is the time of a row, if it is known.
     """
-    training, held_out = trial.training, probe.data.validation_examples
-    if training is None:
-        return {}
-    evaluations = (2 + ((steps - 1) // training.evaluate_every if training.evaluate_every else 0)) * (held_out > 0)
+    training, held_out = training_of(trial), probe.data.validation_examples
+    between = (probe.steps - 1) // training.evaluate_every if training.evaluate_every else 0
+    evaluations = 2 + between if held_out else 0
     starts, rehearsals, examples, saves, answers = (list[float]() for _ in range(5))
     for _, result, record in _trainings(settings, trial, probe):
         total = _total_sec(settings, result, record)
@@ -351,7 +332,7 @@ def _step_sec(settings: Settings, trial: Trial, probe: ProbeResult, rows: int) -
         seconds = (1 - rows) * _optimizer_sec(comparable)
         step = _sum([row.times(rows), Amount(value=seconds, low=seconds, high=seconds)])
         return step, f"from {rate.n} steps measured on {probe.device} (run {comparable[0].run_id})"
-    for chip in probe.forecast.chips:
+    for chip in probe.chips:
         if chip.name == probe.device:
             basis = f"estimated from the figures of {probe.device}; no run here measured this configuration"
             row = Amount(value=chip.row_sec, low=chip.row_sec_low, high=chip.row_sec_high)
@@ -361,19 +342,13 @@ def _step_sec(settings: Settings, trial: Trial, probe: ProbeResult, rows: int) -
 
 def measured_step(settings: Settings, trial: Trial, probe: ProbeResult, gpu: str, rows: int) -> Amount | None:
     """Return the seconds of a step of `rows` rows on this kind of GPU, if an earlier run here measured them."""
-    other = dataclasses.replace(probe.forecast, gpu=gpu, chips=[])
-    return _step_sec(settings, trial, dataclasses.replace(probe, forecast=other), rows)[0]
+    return _step_sec(settings, trial, dataclasses.replace(probe, gpu=gpu, chips=[]), rows)[0]
 
 
 def _optimizer_sec(results: Sequence[TrialResult]) -> float:
     """Return the median seconds of an optimizer step over the trials; 0 if no trial measured it."""
-    values = [
-        measurement.value
-        for result in results
-        for measurement in result.measurements
-        if measurement.name == "step_optimizer_sec"
-    ]
-    return statistics.median([value for value in values if value is not None] or [0.0])
+    measurements = (each for result in results for each in result.measurements if each.name == "step_optimizer_sec")
+    return statistics.median([each.value for each in measurements if each.value is not None] or [0.0])
 
 
 def _is_comparable(result: TrialResult, trial: Trial, probe: ProbeResult) -> bool:
@@ -386,7 +361,7 @@ def _is_comparable(result: TrialResult, trial: Trial, probe: ProbeResult) -> boo
         and other.gradient_accumulation_steps == 1
         and all(getattr(other, name) == getattr(trial, name) for name in COMPARED_FIELDS)
         and device(facts) == probe.device
-        and facts.get("model_sha256") == probe.forecast.model_sha256
+        and facts.get("model_sha256") == probe.model_sha256
     )
 
 

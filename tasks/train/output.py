@@ -48,10 +48,10 @@ def show_report(out: Console, probe: ProbeResult, trial: Trial, predicted: Train
 def summary_lines(probe: ProbeResult, trial: Trial, predicted: TrainingForecast) -> list[str]:
     """Return lines about the forecast, the settings that were derived from the data, and what is surprising in it."""
     warnings = find_warnings(probe.data, trial, predicted.steps)
-    offer = [trial_spec.INT8_OFFER] if probe.forecast.can_use_int8 and trial.matmul == "bf16" else []
+    offer = [trial_spec.INT8_OFFER] if probe.can_use_int8 and trial.matmul == "bf16" else []
     return [
         *headline(predicted),
-        *trial_spec.derived_text(probe.forecast.derived),
+        *trial_spec.derived_text(probe.derived),
         *offer,
         *_unpacked(probe.data),
         *(f"! {warning.text}" for warning in warnings),
@@ -136,7 +136,7 @@ def show_plan(out: Console, trial: Trial, probe: ProbeResult, names: Sequence[st
         "model": trial.model,
         "data": ", ".join(file.path for file in probe.data.files),
         "examples": f"{probe.data.examples:,}, {probe.data.validation_examples:,} held out",
-        "recipe": f"{probe.forecast.recipe}, {trial.base_precision}, {trial.optimizer}",
+        "recipe": f"{probe.recipe}, {trial.base_precision}, {trial.optimizer}",
         "adapters": f"rank {trial.lora_rank} on {', '.join(trial.lora_targets)}",
         "row": f"{trial.micro_batch_size} x {trial.max_seq_len} tokens",
         "step": count(training.rows_per_step, "row"),

@@ -46,21 +46,19 @@ class ShapeCost:
     preemptible_usd: Amount | None = None
 
 
-def shape_costs(settings: Settings, trial: Trial, probe: ProbeResult, steps: int) -> list[ShapeCost]:
+def shape_costs(settings: Settings, trial: Trial, probe: ProbeResult) -> list[ShapeCost]:
     """Return a row for each shape of the price table, the cheapest first. Raises UsageError for an invalid table."""
     table = price_table(settings)
     if table is None:
         return []
-    rows = [_shape_cost(settings, trial, probe, table, name, steps) for name in table.shapes]
+    rows = [_shape_cost(settings, trial, probe, table, name) for name in table.shapes]
     return sorted(rows, key=lambda row: (row.fits is False, math.inf if row.usd is None else row.usd.value))
 
 
-def _shape_cost(
-    settings: Settings, trial: Trial, probe: ProbeResult, table: PriceTable, name: str, steps: int
-) -> ShapeCost:
+def _shape_cost(settings: Settings, trial: Trial, probe: ProbeResult, table: PriceTable, name: str) -> ShapeCost:
     shape = table.shapes[name]
     row = ShapeCost(shape=name, gpu=shape.gpu, gpus=shape.gpus, basis=UNKNOWN)
-    chip = next((each for each in probe.forecast.chips if each.name == shape.gpu), None)
+    chip = next((each for each in probe.chips if each.name == shape.gpu), None)
     if chip is None:
         return row
     rows_per_rank = math.ceil(training_of(trial).rows_per_step / shape.gpus)
@@ -68,7 +66,7 @@ def _shape_cost(
     basis = ESTIMATED if step is None else MEASURED
     if step is None:
         step = Amount(value=chip.row_sec, low=chip.row_sec_low, high=chip.row_sec_high).times(rows_per_rank)
-    hours = step.times(steps / 3600.0)
+    hours = step.times(probe.steps / 3600.0)
     return dataclasses.replace(
         row,
         basis=basis,
@@ -79,12 +77,12 @@ def _shape_cost(
     )
 
 
-def hosted_line(settings: Settings, trial: Trial, probe: ProbeResult, steps: int) -> str | None:
+def hosted_line(settings: Settings, trial: Trial, probe: ProbeResult) -> str | None:
     """Return what a hosted service would charge for the same tokens; None if its price per token is not set."""
     hosted, training = hosted_price(settings), training_of(trial)
     if hosted is None or hosted.usd_per_million_tokens is None:
         return None
-    rows = min(steps * training.rows_per_step, probe.data.rows * training.epochs)
+    rows = min(probe.steps * training.rows_per_step, probe.data.rows * training.epochs)
     tokens = probe.data.tokens * rows / max(1, probe.data.rows)
     usd = formatting.dollars(tokens * hosted.usd_per_million_tokens / 1e6)
     return f"a hosted service charges {usd} for these {tokens:,.0f} tokens ({hosted.source})"

@@ -46,7 +46,7 @@ def check_data(context: Context) -> CommandResult:
     hosts = fleet_hosts(settings)
     trial = trial_spec.make_trial(settings, trial_spec.worker_count(settings, None))
     probe = forecast.probe_workers(settings, hosts, trial)
-    trial = trial.with_derived(probe.forecast.derived)
+    trial = trial.with_derived(probe.derived)
     predicted = forecast.predict(settings, trial, probe)
     warnings = [asdict(warning) for warning in find_warnings(probe.data, trial, predicted.steps)]
     return CommandResult(
@@ -172,13 +172,13 @@ def gather_facts(settings: Settings, request: TrainRequest) -> Facts:
     trial = request.trial
     probe = forecast.probe_workers(settings, request.hosts, trial)
     forecast.check_limits(settings, trial, probe)
-    known = trial.with_derived(probe.forecast.derived)
+    known = trial.with_derived(probe.derived)
     predicted = forecast.predict(settings, trial, probe)
     return Facts(
         probe=probe,
         predicted=predicted,
-        shapes=[] if probe.forecast.gpu is None else shapes.shape_costs(settings, known, probe, predicted.steps),
-        hosted=shapes.hosted_line(settings, known, probe, predicted.steps),
+        shapes=[] if probe.gpu is None else shapes.shape_costs(settings, known, probe),
+        hosted=shapes.hosted_line(settings, known, probe),
     )
 
 
@@ -191,9 +191,9 @@ def plan_training(request: TrainRequest, facts: Facts) -> TrainPlan:
         return TrainPlan(trial=trial, workers=request.workers, inputs=inputs, lines=lines, predicted=None)
     forecast.check_time_limit(predicted)
     if request.adapter is not None:
-        trial = init_adapter.begin_from(request.adapter, trial, probe.forecast.model_sha256, request.job)
+        trial = init_adapter.begin_from(request.adapter, trial, probe.model_sha256, request.job)
         lines.append(init_adapter.describe(request.adapter))
-    known = trial.with_derived(probe.forecast.derived)
+    known = trial.with_derived(probe.derived)
     return TrainPlan(
         trial=forecast.pin_inputs(trial, probe),
         workers=request.workers,
@@ -212,7 +212,7 @@ def _show_plan(
         print(escape_controls(line))
     document = plan.document()
     if facts.probe is not None:
-        output.show_plan(console(), plan.trial.with_derived(facts.probe.forecast.derived), facts.probe, plan.workers)
+        output.show_plan(console(), plan.trial.with_derived(facts.probe.derived), facts.probe, plan.workers)
         shapes.show_shapes(console(), list(facts.shapes), facts.hosted)
         document["shapes"] = [asdict(cost) for cost in facts.shapes]
         document["warnings"] = [asdict(warning) for warning in plan.warnings]

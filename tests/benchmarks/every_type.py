@@ -33,7 +33,7 @@ TOLERANCE = 1e-4
 SEQUENCE, ROWS, STEPS = 512, 8, 3
 # By type, the number of layers: as many as show each kind of them and can be written in seconds.
 LAYERS = {
-    "qwen3_moe": 6, "qwen2_moe": 4, "glm4_moe": 3, "gpt_oss": 2, "llama4_text": 2, "olmo2": 8, "gpt_neox": 4,
+    "qwen3_moe": 6, "qwen2_moe": 2, "glm4_moe": 3, "gpt_oss": 2, "llama4_text": 2, "olmo2": 8, "gpt_neox": 4,
     "cohere": 2, "phi": 4, "falcon_h1": 4,
 }  # fmt: skip
 # GLM-4.5's; the config's default makes heads of 42, for which PyTorch has only attention with all scores in memory.

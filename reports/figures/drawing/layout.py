@@ -1,8 +1,6 @@
-"""Layout of a figure: its sheet, its header, and panels placed in inches.
+"""Layout of a figure: its header, and panels placed in inches.
 
-Every figure is drawn on a wide sheet (files, desktop) and on a narrow one (the page on a phone), where its panels are
-stacked instead of shrunk. Sizes are fixed beforehand, so matplotlib need not compute a layout: that took half of a
-report's drawing time.
+Sizes are fixed beforehand, so matplotlib need not compute a layout: that took half of a report's drawing time.
 
 A chart gathers a little plain data from a run, if any; the data can draw and describe itself. So tests can check a
 figure's numbers without drawing.
@@ -19,11 +17,9 @@ from reports.figures.drawing import style
 from reports.figures.drawing.style import (
     FACT_SIZE,
     MUTED,
-    NAME_SIZE,
     OTHER_TONE,
     TITLE_SIZE,
     WARNING,
-    shorten_text,
     text_width_in,
     wrap_text,
 )
@@ -76,29 +72,14 @@ class MarkGroup:
     panels: tuple[Panel, ...]
 
 
+WIDTH_IN = 11.0
 MARGIN_IN = 0.14
 RIGHT_IN = 0.26  # room right of panels for half of a wide tick label
 TITLE_IN = 0.36  # height of a panel's title
 AXIS_IN = 0.34  # height of its tick labels
-MAX_NAME_IN = 1.75  # maximum width of the rows' names
+TEXT_WIDTH_IN = WIDTH_IN - 2 * MARGIN_IN
+_GAP_IN = 0.3  # between panels
 _SEPARATOR = "  \N{MIDDLE DOT}  "
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sheet:
-    """A sheet to draw a figure on; width in inches."""
-
-    is_narrow: bool
-    width_in: float
-
-    @property
-    def text_width_in(self) -> float:
-        """Width between the margins."""
-        return self.width_in - 2 * MARGIN_IN
-
-
-WIDE = Sheet(is_narrow=False, width_in=11.0)
-NARROW = Sheet(is_narrow=True, width_in=3.8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,64 +93,45 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True)
 class FigureLayout:
-    """A figure whose panels are placed in inches from the body's top left corner."""
+    """A figure with its header; panels are placed in inches from the body's top left corner."""
 
     figure: Figure
-    sheet: Sheet
     height_in: float
     body_top_in: float
 
-    def panel(self, left_in: float, top_in: float, width_in: float, height_in: float) -> Any:
-        """Add axes of this outer size, which includes the title above and the tick labels below."""
-        width, height = self.sheet.width_in, self.height_in
-        bottom_in = height - self.body_top_in - top_in - height_in + AXIS_IN
-        return self.figure.add_axes(
-            (left_in / width, bottom_in / height, width_in / width, (height_in - TITLE_IN - AXIS_IN) / height)
+    def panels(self, count: int, left_in: float, top_in: float, height_in: float, right_in: float = RIGHT_IN) -> Any:
+        """Add axes side by side; their height includes the title above and the tick labels below."""
+        width_in = (WIDTH_IN - right_in - left_in - _GAP_IN * (count - 1)) / count
+        top_in += self.body_top_in
+        grid = self.figure.add_gridspec(
+            1,
+            count,
+            left=left_in / WIDTH_IN,
+            right=1.0 - right_in / WIDTH_IN,
+            top=1.0 - (top_in + TITLE_IN) / self.height_in,
+            bottom=1.0 - (top_in + height_in - AXIS_IN) / self.height_in,
+            wspace=_GAP_IN / width_in,
         )
-
-    def columns(self, count: int, *, left_in: float, gap_in: float) -> list[tuple[float, float]]:
-        """Return left edge and width, in inches, of `count` equal columns between `left_in` and the right margin."""
-        width = (self.sheet.width_in - RIGHT_IN - left_in - gap_in * (count - 1)) / count
-        return [(left_in + number * (width + gap_in), width) for number in range(count)]
+        return grid.subplots(squeeze=False)[0]
 
 
-def create_layout(header: Header, sheet: Sheet, body_in: float) -> FigureLayout:
+def create_layout(header: Header, body_in: float) -> FigureLayout:
     """Create a figure with its header and a body of height `body_in`."""
-    title_lines = wrap_text(header.title, sheet.text_width_in, TITLE_SIZE, bold=True)
-    facts = _wrap_facts(header.facts, sheet.text_width_in)
-    note = wrap_text(header.note or "", sheet.text_width_in, FACT_SIZE, bold=True)
+    title_lines = wrap_text(header.title, TEXT_WIDTH_IN, TITLE_SIZE, bold=True)
+    facts = _wrap_facts(header.facts, TEXT_WIDTH_IN)
+    note = wrap_text(header.note or "", TEXT_WIDTH_IN, FACT_SIZE, bold=True)
     facts_in = 0.14 + 0.235 * len(title_lines) + 0.03
     body_top_in = facts_in + 0.175 * len(facts) + 0.12
     height_in = body_top_in + body_in + 0.08 + (0.19 * len(note) + 0.06 if note else 0.0)
-    figure = Figure(figsize=(sheet.width_in, height_in))
-    left = MARGIN_IN / sheet.width_in
+    figure = Figure(figsize=(WIDTH_IN, height_in))
 
     def write(lines: list[str], from_top_in: float, **options: Any) -> None:
-        figure.text(left, 1.0 - from_top_in / height_in, "\n".join(lines), va="top", **options)
+        figure.text(MARGIN_IN / WIDTH_IN, 1.0 - from_top_in / height_in, "\n".join(lines), va="top", **options)
 
     write(title_lines, 0.14, fontsize=TITLE_SIZE, fontweight="bold", linespacing=1.3)
     write(facts, facts_in, fontsize=FACT_SIZE, color=MUTED, linespacing=1.35)
     write(note, body_top_in + body_in + 0.06, fontsize=FACT_SIZE, fontweight="bold", color=WARNING, linespacing=1.35)
-    return FigureLayout(figure=figure, sheet=sheet, height_in=height_in, body_top_in=body_top_in)
-
-
-def rows_height_in(count: int, row_height_in: float, sheet: Sheet) -> float:
-    """Return the outer height of a panel of `count` rows; on a narrow sheet a row's name has its own line."""
-    return TITLE_IN + AXIS_IN + count * (row_height_in + (0.24 if sheet.is_narrow else 0.0))
-
-
-def names_width_in(names: Sequence[str], sheet: Sheet) -> float:
-    """Return the width of the column of names, from the sheet's edge; only the margin if names are above the rows."""
-    if sheet.is_narrow:
-        return MARGIN_IN
-    longest = max(text_width_in(line, NAME_SIZE) for name in names for line in name_lines(name))
-    return MARGIN_IN + 0.12 + longest
-
-
-def name_lines(label: str) -> list[str]:
-    """Wrap a name to at most two lines; a longer one is cut and marked with an ellipsis."""
-    lines = wrap_text(label, MAX_NAME_IN, NAME_SIZE)
-    return lines if len(lines) <= 2 else [lines[0], shorten_text(f"{lines[1]} {lines[2]}", MAX_NAME_IN, NAME_SIZE)]
+    return FigureLayout(figure=figure, height_in=height_in, body_top_in=body_top_in)
 
 
 def _wrap_facts(facts: Sequence[str], limit_in: float) -> list[str]:
@@ -194,7 +156,7 @@ class Drawing(Protocol):
     def caption(self) -> str: ...
     @property
     def alt(self) -> str: ...
-    def draw(self, sheet: Sheet) -> Figure: ...
+    def draw(self) -> Figure: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,19 +176,17 @@ class Chart:
 
 
 def draw_picture(name: str, title: str, drawing: Drawing, *, is_folded: bool = False) -> Picture:
-    """Draw a figure on both sheets."""
+    """Draw a figure."""
     with style.figure_style():
-        figure = drawing.draw(WIDE)
-        png, wide_svg = style.to_png(figure), style.to_svg(figure, f"w{name}")
-        narrow_svg = style.to_svg(drawing.draw(NARROW), f"n{name}")
+        figure = drawing.draw()
+        png, svg = style.to_png(figure), style.to_svg(figure, name)
     return Picture(
         name=name,
         title=title,
         finding=drawing.header.title,
         png=png,
-        svg=wide_svg,
-        wide_svg=style.inline_svg(wide_svg),
-        narrow_svg=style.inline_svg(narrow_svg),
+        svg=svg,
+        inline_svg=style.inline_svg(svg),
         caption=drawing.caption,
         alt=drawing.alt,
         is_folded=is_folded,

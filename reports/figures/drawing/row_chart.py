@@ -9,16 +9,15 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from reports import formatting
 from reports.figures.drawing.layout import (
-    FigureLayout,
+    AXIS_IN,
+    MARGIN_IN,
+    TITLE_IN,
+    WIDTH_IN,
     Header,
     Mark,
     MarkGroup,
     Panel,
-    Sheet,
     create_layout,
-    name_lines,
-    names_width_in,
-    rows_height_in,
 )
 from reports.figures.drawing.style import (
     BAND,
@@ -30,6 +29,7 @@ from reports.figures.drawing.style import (
     PUBLISHED,
     shorten_text,
     text_width_in,
+    wrap_text,
 )
 from reports.formatting import HasInterval
 from reports.read.measurements import MeasuredValue
@@ -137,6 +137,8 @@ def measured_mark(
 
 
 ROW_HEIGHT_IN = 0.42
+MAX_NAME_IN = 1.75  # maximum width of the rows' names
+MARK_OFFSET_ROWS = 0.1  # from a row's middle down to its mark
 TEXT_SIZE, MIN_TEXT_SIZE = 8.5, 7.5
 TEXT_OFFSET_ROWS = 0.22  # from a mark's center up to its text
 
@@ -160,44 +162,33 @@ class RowFigure:
         ]
         return "; ".join(rows) + "."
 
-    def draw(self, sheet: Sheet) -> Figure:
+    def draw(self) -> Figure:
         shown = [group for group in self.groups if group.names]
-        panels_below = [len(group.panels) if sheet.is_narrow else 1 for group in shown]
-        heights = [
-            count * rows_height_in(len(group.names), row_height_in(sheet), sheet)
-            for count, group in zip(panels_below, shown, strict=True)
-        ]
-        layout = create_layout(self.header, sheet, sum(heights))
-        left_in = names_width_in([name for group in shown for name in group.names], sheet)
+        heights = [TITLE_IN + AXIS_IN + len(group.names) * ROW_HEIGHT_IN for group in shown]
+        layout = create_layout(self.header, sum(heights))
+        names = [name_lines(name) for group in shown for name in group.names]
+        left_in = MARGIN_IN + 0.12 + max(text_width_in(line, NAME_SIZE) for lines in names for line in lines)
         for number, group in enumerate(shown):
-            _draw_panels(layout, group, left_in=left_in, top_in=sum(heights[:number]))
+            columns = layout.panels(len(group.panels), left_in, sum(heights[:number]), heights[number])
+            for axes, panel in zip(columns, group.panels, strict=True):
+                label_rows(axes, group.names, shown=axes is columns[0])
+                draw_rows(axes, panel)
         return layout.figure
 
 
-def _draw_panels(layout: FigureLayout, group: MarkGroup, *, left_in: float, top_in: float) -> None:
-    """Draw a group's panels side by side, or one below the other on a narrow sheet."""
-    sheet = layout.sheet
-    height_in = rows_height_in(len(group.names), row_height_in(sheet), sheet)
-    columns = layout.columns(1 if sheet.is_narrow else len(group.panels), left_in=left_in, gap_in=0.3)
-    for number, panel in enumerate(group.panels):
-        left, width = columns[0] if sheet.is_narrow else columns[number]
-        top = top_in + (number * height_in if sheet.is_narrow else 0.0)
-        axes = layout.panel(left, top, width, height_in)
-        label_rows(axes, group.names, sheet, shown=number == 0)
-        draw_rows(axes, group.names, panel, sheet, width)
+def name_lines(label: str) -> list[str]:
+    """Wrap a name to at most two lines; a longer one is cut and marked with an ellipsis."""
+    lines = wrap_text(label, MAX_NAME_IN, NAME_SIZE)
+    return lines if len(lines) <= 2 else [lines[0], shorten_text(f"{lines[1]} {lines[2]}", MAX_NAME_IN, NAME_SIZE)]
 
 
-def row_height_in(sheet: Sheet) -> float:
-    """Return the height of a row: its text above its mark."""
-    return ROW_HEIGHT_IN + (0.08 if sheet.is_narrow else 0.0)
-
-
-def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width_in: float) -> None:
+def draw_rows(axes: Any, panel: Panel) -> None:
     """Draw a panel's marks, one per row, each with its text above it."""
     if panel.band is not None:
         axes.axvspan(*panel.band, color=BAND, linewidth=0, zorder=0)
-    for y, (name, mark) in enumerate(zip(names, panel.marks, strict=True)):
-        mark_y = label_mark(axes, y, mark.text, name, sheet)
+    for row, mark in enumerate(panel.marks):
+        mark_y = row + MARK_OFFSET_ROWS
+        label_mark(axes, mark_y, mark.text)
         if mark.value is not None and panel.kind == "bars":
             style = {"facecolor": PAPER, "edgecolor": mark.tone, "hatch": "////"} if mark.is_hollow else {}
             axes.barh(
@@ -220,7 +211,7 @@ def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width
     axes.set_xlim(*(panel.limits or padded_limits(panel, _values(panel.marks))))
     if panel.reference is not None:  # behind the texts, whose background hides it
         axes.axvline(panel.reference, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
-    axes.set_title(shorten_text(panel.title, width_in, 9.5, bold=True))
+    axes.set_title(shorten_text(panel.title, panel_width_in(axes), 9.5, bold=True))
     format_x_axis(axes, log=panel.log)
 
 
@@ -270,50 +261,37 @@ def _values(marks: Sequence[Mark]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def label_rows(axes: Any, names: Sequence[str], sheet: Sheet, *, shown: bool = True) -> None:
+def label_rows(axes: Any, names: Sequence[str], *, shown: bool = True) -> None:
     """Set up one row per name, row `i` at y = i, the first on top; if `shown`, with the names on the left."""
-    written = shown and not sheet.is_narrow
-    axes.set_yticks(range(len(names)), ["\n".join(name_lines(name)) if written else "" for name in names])
+    axes.set_yticks(range(len(names)), ["\n".join(name_lines(name)) if shown else "" for name in names])
     axes.set_ylim(len(names) - 0.42, -0.5)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
 
 
-def label_mark(axes: Any, y: float, text: str, name: str, sheet: Sheet) -> float:
+def label_mark(axes: Any, mark_y: float, text: str) -> None:
     """Draw text above a row's mark, from the panel's left edge, so that it fits however long the bar is.
 
-    Text wider than the panel is drawn smaller, then cut. On a narrow sheet the row's name is drawn above it.
-    Returns the y of the mark's center.
+    Text wider than the panel is drawn smaller, then cut.
     """
-    mark_y = _mark_y(y, sheet)
-    position = {
-        "xy": (0.0, mark_y - TEXT_OFFSET_ROWS),
-        "xycoords": ("axes fraction", "data"),
-        "textcoords": "offset points",
-    }
-    # An opaque background, so that the panel's lines do not cross the text.
-    background = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}
-    width_in = axes.get_position().width * axes.figure.get_figwidth()
+    width_in = panel_width_in(axes)
     size = TEXT_SIZE if text_width_in(text, TEXT_SIZE) <= width_in else MIN_TEXT_SIZE
-    text = shorten_text(text, width_in, size)
-    axes.annotate(text, xytext=(0, 1.5), va="bottom", fontsize=size, bbox=background, **position)
-    if sheet.is_narrow:
-        shown_name = shorten_text(name, sheet.text_width_in, NAME_SIZE, bold=True)
-        axes.annotate(
-            shown_name,
-            xytext=(0, 13.5),
-            va="bottom",
-            fontsize=NAME_SIZE,
-            fontweight="bold",
-            bbox=background,
-            **position,
-        )
-    return mark_y
+    axes.annotate(
+        shorten_text(text, width_in, size),
+        xy=(0.0, mark_y - TEXT_OFFSET_ROWS),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 1.5),
+        textcoords="offset points",
+        va="bottom",
+        fontsize=size,
+        # An opaque background, so that the panel's lines do not cross the text.
+        bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
+    )
 
 
-def _mark_y(y: float, sheet: Sheet) -> float:
-    return y + (0.2 if sheet.is_narrow else 0.1)
+def panel_width_in(axes: Any) -> float:
+    return float(axes.get_position().width * WIDTH_IN)
 
 
 def _draw_interval(axes: Any, y: float, mark: Mark) -> None:

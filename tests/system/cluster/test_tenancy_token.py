@@ -18,7 +18,6 @@ from remote.cluster.credential_cache import credentials_of, kubectl_of, private_
 from remote.cluster.kubeconfig import resolve
 from remote.cluster.namespace_client import Cluster as Client
 from remote.hosts.pods.kubectl import Misconfigured
-from tasks.oci.discovery import ClusterInfo
 from tasks.oci.oke_clusters import build_kubeconfig
 from tests.support.kubernetes import Cluster
 from tests.support.machines.fake_tenancy import ApiKey, ocid
@@ -55,12 +54,8 @@ def kubeconfig(cluster: Cluster, keys: ApiKey, tmp_path: Path) -> Path:
     arguments = ("--cluster", ocid("cluster", "one"), "--host", HOST, "--region", "eu-frankfurt-1")
     command = (str(program), *python, *arguments, "--config-file", str(config), "--profile", "DEFAULT")
     service = yaml.safe_load(cluster.kubeconfig_text())
-    name = "one"
-    cluster_info = ClusterInfo(
-        id=ocid("cluster", name), name=name, version="", state="ACTIVE", public_endpoint="x", private_endpoint=None
-    )
     path = tmp_path / "kubeconfig"
-    path.write_text(yaml.safe_dump(build_kubeconfig(service, cluster_info, command)))
+    path.write_text(yaml.safe_dump(build_kubeconfig(service, "one", command)))
     (tmp_path / "tasks.py").write_text("raise SystemExit('another project')")
     return path
 

@@ -24,8 +24,7 @@ def put_models(folder: Path, model: Path, data: Path) -> None:
     (folder / "data").mkdir()
     for name in ("qlora-fleet--tiny-mistral", "HuggingFaceTB--SmolLM2-135M-Instruct"):
         (folder / "models" / name).symlink_to(model)
-    for suffix in ("", ".sha256"):
-        (folder / "data" / f"python-docstrings.jsonl{suffix}").symlink_to(f"{data}{suffix}")
+    (folder / "data" / "python-docs.jsonl").symlink_to(data)
 
 
 def test_every_command_of_the_page_succeeds(bare_project: Project, tiny_model: Path, demo_data: Path) -> None:

@@ -7,7 +7,6 @@ import pytest
 from bench.records.status import TrialStatus
 from reports.figures import CHARTS
 from reports.figures.drawing import style
-from reports.figures.drawing.layout import WIDE
 from reports.figures.drawing.style import inline_svg
 from reports.figures.memory import MEMORY
 from reports.output.write_report import build
@@ -22,13 +21,13 @@ def test_every_drawn_colour_is_a_variable_of_the_page(a10):
     assert len(gathered) == len(CHARTS) - 1  # nothing to compare with
     for chart, data in gathered:
         with style.figure_style():
-            drawn = style.to_svg(data.draw(WIDE), "w")
+            drawn = style.to_svg(data.draw(), "w")
         assert set(re.findall(r"#[0-9a-f]{6}\b", inline_svg(drawn))) == set(), chart.name
 
 
 def test_a_figures_png_is_wide_enough_for_a_slide(a10):
     with style.figure_style():
-        drawn = REAL_PNG(MEMORY.gather(*a10).draw(WIDE))
+        drawn = REAL_PNG(MEMORY.gather(*a10).draw())
     assert drawn.startswith(b"\x89PNG")
     assert int.from_bytes(drawn[16:20], "big") == 1320
 

@@ -174,7 +174,6 @@ CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
     "collect": {"run": RUN.run_id},
     "deploy": {},
     "image.archive": {"path": "/mnt/fss"},
-    "image.lock": {},
     "image.verify": {},
     "model.demo": {},
     "model.fetch": {"model": "org/name", "tmpdir": "/mnt/fss"},

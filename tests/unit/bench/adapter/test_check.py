@@ -16,7 +16,7 @@ from bench.data.model_folder import check_model
 from bench.workloads.finetune import answers
 from bench.workloads.finetune.checkpoint_manager import adapter_config
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
 
 
 def test_a_prompt_is_an_examples_beginning_and_its_last_answer_is_the_reference():

@@ -136,6 +136,7 @@ def test_columns_may_change_places(tmp_path: Path) -> None:
     assert chat.turns == (("user", "b"), ("assistant", "a"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["d.jsonl", "d.csv", "d.jsonl.gz", "d.jsonl.zst", "d.parquet"])
 def test_reading_holds_a_small_part_of_the_data(name: str, tmp_path: Path) -> None:
     rows = [{"prompt": f"{number} {'x' * 40_000}", "completion": "y" * 40_000} for number in range(100)]

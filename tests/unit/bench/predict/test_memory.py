@@ -15,6 +15,8 @@ from tests.model_shapes import SHAPES
 from tests.support import tiny_models, tiny_training
 from tests.support.cases import load_cases
 
+pytestmark = pytest.mark.slow
+
 SAVED = {"gradient_checkpointing": False}
 
 

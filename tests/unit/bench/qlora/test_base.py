@@ -17,6 +17,8 @@ from bench.records.adapter import NF4, BaseRecord
 from bench.records.validation import ALL_LINEAR
 from tests.support import families, tiny_models, tiny_training
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_record_names_each_tensor_as_the_loaded_model_holds_it(modules, tmp_path):
     tiny_models.tiny_model(modules, "gpt2").save_pretrained(tmp_path / "gpt2")

@@ -51,6 +51,7 @@ def test_a_result_round_trips_and_a_second_write_replaces_it(result, make_trial,
     assert TrialResult.read(other.write(tmp_path)) == other
 
 
+@pytest.mark.slow
 def test_a_result_truncated_at_any_length_is_refused_by_name(result, tmp_path: Path):
     whole = result.write(tmp_path).read_bytes()
     path = tmp_path / "cut.json"
@@ -60,6 +61,7 @@ def test_a_result_truncated_at_any_length_is_refused_by_name(result, tmp_path: P
             TrialResult.read(path)
 
 
+@pytest.mark.slow
 def test_a_result_with_any_bit_flipped_is_refused_or_equal(result, tmp_path: Path):
     whole = result.write(tmp_path).read_bytes()
     path = tmp_path / "flipped.json"

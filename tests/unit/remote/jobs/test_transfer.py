@@ -69,6 +69,7 @@ def _without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 SIZES = {"a": 30, "deep/b": 41, "empty": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reports_break", [True, False], ids=["broken", "with-success-reported"])
 @pytest.mark.parametrize("answer", [0, 1], ids=["list", "stream"])
 def test_an_answer_that_ends_at_any_byte_is_taken_up_there(tmp_path: Path, answer: int, reports_break: bool) -> None:

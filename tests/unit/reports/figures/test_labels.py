@@ -1,4 +1,4 @@
-"""Placement of text in figures: clear of lines, and not cut on a phone."""
+"""Placement of text in figures: within the figure, and not cut."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from reports.figures import loss, step_times
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.layout import NARROW, WIDE, Mark, Panel
+from reports.figures.drawing.layout import WIDTH_IN, Mark, Panel
 from reports.figures.drawing.row_chart import padded_limits, share_axis
 from reports.figures.drawing.style import ELLIPSIS, text_width_in
 from reports.read.run_folder import load
@@ -16,11 +16,10 @@ from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
 
 
-@pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_names_of_eighty_characters_do_not_leave_the_figure(a10, sheet):
+def test_names_of_eighty_characters_do_not_leave_the_figure(a10):
     data = loss.gather(*a10)
     data = replace(data, curves=tuple(replace(curve, name="long-" * 16) for curve in data.curves))
-    figure = data.draw(sheet)
+    figure = data.draw()
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     for text in figure.axes[0].get_legend().texts:
@@ -30,28 +29,25 @@ def test_names_of_eighty_characters_do_not_leave_the_figure(a10, sheet):
         assert text.get_text().endswith(" k tokens")
 
 
-@pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_the_title_over_interrupted_steps_fits_the_sheet(tmp_path, sheet):
+def test_the_title_over_interrupted_steps_fits_the_sheet(tmp_path):
     synthetic.write_run(tmp_path)
     run = load(tmp_path)
     assert run.steps.loc[run.steps["phase"] == "measure", "step_time_sec"].max() < 100.0
     run.steps.loc[run.steps.index[-1], "step_time_sec"] = 100.0
-    figure = step_times.gather(summarize(run), run).draw(sheet)
+    figure = step_times.gather(summarize(run), run).draw()
     title = figure.axes[0].get_title()
     assert "(60: or more)" in title
-    assert figure.axes[0].get_position().x0 * sheet.width_in + text_width_in(title, 9.5, bold=True) < sheet.width_in
+    assert figure.axes[0].get_position().x0 * WIDTH_IN + text_width_in(title, 9.5, bold=True) < WIDTH_IN
 
 
-def test_text_too_wide_for_a_phone_is_drawn_smaller_before_it_is_cut():
-    label = "0.997x (0.986 to 1.009), no effect shown  113 % published"
-    figure = Figure(figsize=(3.8, 2))
-    axes = figure.add_axes((0.05, 0.1, 0.9, 0.8))
-    assert text_width_in(label, row_chart.TEXT_SIZE) > 3.42
-    row_chart.label_mark(axes, 0.0, label, "rank", NARROW)
-    row_chart.label_mark(axes, 1.0, 3 * label, "rank", NARROW)
-    written = [drawn for drawn in axes.texts if drawn.get_text() != "rank"]
-    assert (written[0].get_text(), written[0].get_fontsize()) == (label, row_chart.MIN_TEXT_SIZE)
-    assert written[1].get_text().endswith(ELLIPSIS)
+def test_text_too_wide_for_a_panel_is_drawn_smaller_before_it_is_cut():
+    label = 3 * "0.997x (0.986 to 1.009), no effect shown  113 % published"
+    axes = Figure(figsize=(WIDTH_IN, 2)).add_axes((0.1, 0.1, 0.86, 0.8))
+    for number in (1, 2):
+        row_chart.label_mark(axes, number, number * label)
+    assert [text.get_fontsize() for text in axes.texts] == [row_chart.MIN_TEXT_SIZE] * 2
+    assert [text.get_text() == label for text in axes.texts] == [True, False]
+    assert axes.texts[1].get_text().endswith(ELLIPSIS)
 
 
 def test_bars_begin_at_zero_panels_can_share_an_axis_and_a_logarithmic_one_leaves_out_zeros():

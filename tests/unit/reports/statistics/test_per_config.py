@@ -12,6 +12,8 @@ from reports.statistics.per_process import describe
 from tests.support.reports.scenarios import Scenario, steps
 from tests.support.thorough import examples
 
+pytestmark = pytest.mark.slow
+
 RUNS = examples(400)
 # 95 % and 5 %, minus and plus three standard deviations for 400 runs.
 MIN_COVERAGE, MAX_FALSE_VERDICTS = 0.917, 0.083

@@ -9,6 +9,8 @@ import pytest
 from reports.statistics.per_process import describe
 from tests.support.reports.scenarios import Scenario, steps
 
+pytestmark = pytest.mark.slow
+
 
 def process(times, name="p", **more):
     return steps("a", times, process=name, **more)

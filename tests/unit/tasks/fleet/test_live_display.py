@@ -259,6 +259,7 @@ EVENTS = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(
     events=st.lists(EVENTS, max_size=6), encoding=st.sampled_from(["utf-8", "ascii", "latin-1"]), plain=st.booleans()

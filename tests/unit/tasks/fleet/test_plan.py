@@ -50,6 +50,13 @@ def test_every_trial_runs_on_every_worker() -> None:
     assert sorted(planned_ids()) == sorted(names)
 
 
+def test_over_pods_a_trial_of_several_ranks_is_planned_once_if_each_rank_has_a_pod() -> None:
+    (pair,) = [trial for trial in suite("distributed", "tiny", "m", "d") if trial.world_size == 2]
+    assert [each.worker for each in plan_trials([pair], WORKERS, is_over_pods=True)] == WORKERS[:1]
+    with pytest.raises(UsageError, match=r"^fleet\.size: .* 2 ranks, one in each pod, and the fleet has 1 pods"):
+        plan_trials([pair], WORKERS[:1], is_over_pods=True)
+
+
 def test_a_divided_plan_has_every_trial_once() -> None:
     planned = plan.divide_trials(FULL[:3], WORKERS[:2])
     assert [(each.trial, each.worker) for each in planned] == [

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from bench.records import Trial
-from bench.records.forecast import Forecast
 from bench.records.training import (
     ConversationPreview,
     DataFinding,
@@ -68,9 +67,8 @@ PREDICTED = forecast.TrainingForecast(
 
 
 def make_probe(**fields: Any) -> forecast.ProbeResult:
-    unknown = {"gpu": None, "gpus": 0, "gpu_memory_bytes": None, "peak_bytes": None}
-    answer = Forecast(**{"model_sha256": "0" * 64, "recipe": "fast"} | unknown | fields)
-    return forecast.ProbeResult(forecast=answer, data=REPORT)
+    known = {"gpu": None, "gpus": 0, "gpu_memory_bytes": None, "peak_bytes": None, "steps": 3, "data": REPORT}
+    return forecast.ProbeResult(**{"model_sha256": "0" * 64, "recipe": "fast"} | known | fields)
 
 
 def test_a_validation_file_replaces_the_share(settings: MakeSettings) -> None:

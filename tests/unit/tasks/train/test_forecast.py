@@ -30,8 +30,8 @@ def trial(settings: Callable[..., Settings]) -> Trial:
 
 
 def make_probe(**fields: Any) -> forecast_module.ProbeResult:
-    probe = test_check.make_probe(**fields)
-    return dataclasses.replace(probe, data=dataclasses.replace(probe.data, rows=1000))
+    data = dataclasses.replace(test_check.REPORT, rows=1000)
+    return test_check.make_probe(**{"steps": STEPS, "data": data} | fields)
 
 
 def write_measured_run(settings: Settings, trial: Trial, **changed: Any) -> None:
@@ -58,13 +58,6 @@ def test_rows_of_one_step_share_its_optimizer_step(settings: Callable[..., Setti
     predicted = forecast_module.predict(settings(), trial, make_probe())
     assert predicted.seconds is not None
     assert math.isclose(predicted.seconds.value, STEPS * (ROWS * 0.12 - (ROWS - 1) * 0.02), rel_tol=1e-6)
-
-
-def test_the_steps_are_those_that_the_worker_counted_in_the_order_of_training(
-    settings: MakeSettings, trial: Trial
-) -> None:
-    assert forecast_module.predict(settings(), trial, make_probe()).steps == STEPS
-    assert forecast_module.predict(settings(), trial, make_probe(steps=25)).steps == 25
 
 
 @pytest.mark.parametrize(
@@ -149,7 +142,7 @@ def test_the_plan_has_the_digest_of_every_input(trial: Trial) -> None:
     pinned = forecast_module.pin_inputs(trial, probe).training
     assert pinned is not None
     files = {file.path: file.sha256 for file in probe.data.files}
-    assert pinned.input_digests == {trial.model: probe.forecast.model_sha256, **files}
+    assert pinned.input_digests == {trial.model: probe.model_sha256, **files}
     assert files
 
 
@@ -161,7 +154,7 @@ def test_workers_are_probed_without_the_planned_digests(
 
     def reply(_program: object, _hosts: object, probed_trial: Trial) -> list[object]:
         probed.append(probed_trial)
-        return [schema.to_json(dataclasses.replace(probe.forecast, data=probe.data))]
+        return [schema.to_json(probe)]
 
     monkeypatch.setattr(BenchProgram, "forecast", reply)
     host = LocalHost(name="worker-0", workdir=str(settings().results_folder))

@@ -56,7 +56,7 @@ def trial(priced: Settings) -> Trial:
 
 
 def rows_of(priced: Settings, trial: Trial, **fields: Any) -> dict[str, shapes.ShapeCost]:
-    costs = shapes.shape_costs(priced, trial, make_probe(chips=CHIPS, **fields), STEPS)
+    costs = shapes.shape_costs(priced, trial, make_probe(chips=CHIPS, steps=STEPS, **fields))
     return {cost.shape: cost for cost in costs}
 
 
@@ -106,7 +106,7 @@ def test_a_preemptible_price_is_of_the_same_hours(priced: Settings, trial: Trial
 @pytest.mark.parametrize("steps", [1, STEPS, 100 * STEPS])
 def test_the_table_fits_eighty_columns(priced: Settings, trial: Trial, steps: int) -> None:
     out = Console(file=io.StringIO(), width=80)
-    costs = shapes.shape_costs(priced, trial, make_probe(chips=CHIPS), steps)
+    costs = shapes.shape_costs(priced, trial, make_probe(chips=CHIPS, steps=steps))
     longest = [dataclasses.replace(row, shape=row.shape.ljust(16, "x")) for row in costs]  # as BM.GPU.A100-v2.8
     shapes.show_shapes(out, longest)
     assert isinstance(out.file, io.StringIO)
@@ -118,12 +118,12 @@ def test_the_table_fits_eighty_columns(priced: Settings, trial: Trial, steps: in
 
 
 def test_a_hosted_service_is_priced_by_the_tokens_of_the_steps(priced: Settings, trial: Trial) -> None:
-    probe = make_probe()
-    assert shapes.hosted_line(priced, trial, probe, STEPS) is None
+    probe = make_probe(steps=10)
+    assert shapes.hosted_line(priced, trial, probe) is None
     cost = dataclasses.replace(priced.cost, hosted_usd_per_million_tokens=0.5, hosted_source="a list, 2026-11-20")
     hosted = dataclasses.replace(priced, cost=cost)
     rows_trained = min(10 * ROWS, probe.data.rows)
     tokens = probe.data.tokens * rows_trained / probe.data.rows
-    line = shapes.hosted_line(hosted, trial, probe, 10) or ""
+    line = shapes.hosted_line(hosted, trial, probe) or ""
     assert f"{tokens:,.0f} tokens" in line
     assert "a list, 2026-11-20" in line

@@ -26,7 +26,7 @@ def test_the_defaults_are_a_training(settings: MakeSettings) -> None:
     assert (trial.kind, trial.world_size, trial.layout, trial.suite) == ("finetune", 4, "varlen", "train")
     assert trial.training is not None
     data = trial.training.data
-    assert (data.files, data.weights, data.labels) == (["data/python-docstrings.jsonl"], [1.0], "assistant")
+    assert (data.files, data.weights, data.labels) == (["data/python-docs.jsonl"], [1.0], "assistant")
 
 
 def test_every_setting_of_a_training_reaches_it(settings: MakeSettings) -> None:

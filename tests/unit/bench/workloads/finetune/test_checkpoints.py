@@ -23,6 +23,8 @@ from bench.workloads.finetune.resume import record_restart
 from tests.support import tiny_training
 from tests.support.faults import full_disk
 
+pytestmark = pytest.mark.slow
+
 NOW = Identity(model="a" * 64, data="b" * 64, code="c" * 64, settings={"lora_rank": 16, "training.schedule": "cosine"})
 VALUES = {
     "step": 1, "loss": 2.5, "learning_rate": 1e-4, "gradient_norm": 0.1, "targets": 7, "tokens": 9, "samples": 2,

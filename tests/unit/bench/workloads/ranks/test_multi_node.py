@@ -14,6 +14,8 @@ from bench.workloads.ranks.watch import Ranks
 from tests.support.faults import wait_for
 from tests.support.machines.ports import free_ports
 
+pytestmark = pytest.mark.slow
+
 WAIT_SEC = 60.0
 NODE = {NODE_COUNT: "4", NODE_RANK: "2", NODE_ADDRESS: "10.0.0.7", NODE_PORT: "21000", NODE_TOKEN: "word"}
 
