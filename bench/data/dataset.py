@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -54,7 +54,7 @@ PREVIEW_COUNT = 3
 BINS = 24  # bars in the histogram of lengths of a report
 EXAMPLES_FILE, INDEX_FILE = "examples.arrow", "index.json"
 DIGEST_KEY_BYTES = 16  # the part of a digest that is compared to find equal lines
-CACHE_VERSION = 8  # part of the cache key; changes when the cache's files or the examples of the same data change
+CACHE_VERSION = 9  # part of the cache key; changes when the cache's files or the examples of the same data change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,17 +96,17 @@ def cache_key(spec: TrainingData, files_sha256: Sequence[str], tokenizer_sha256:
 
 def split(
     spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | None, findings: DataFindings
-) -> Iterator[tuple[Conversation, int | None]]:
-    """Yield the conversations to train on, each with its repetitions an epoch, and with None those held out.
+) -> Iterator[tuple[Conversation, bool]]:
+    """Yield the conversations, each with whether it is held out.
 
-    They are chosen by their digests, so that added lines move no others.
+    Those are chosen by their digests, so that added lines move no others.
     """
     unread_keys, removed = set[str](), set[bytes]()
     for conversation in _count_unread(held_out or (), unread_keys, findings):
         removed.add(conversation.digest[:DIGEST_KEY_BYTES])
-        yield conversation, None
+        yield conversation, True
     seen: set[bytes] = set()
-    for file, weight in zip(files, spec.weights, strict=True):
+    for file in files:
         for conversation in _count_unread(file, unread_keys, findings):
             key = conversation.digest[:DIGEST_KEY_BYTES]
             if key in removed:
@@ -116,11 +116,9 @@ def split(
             if is_repeated:
                 findings.add(DUPLICATE, conversation)
             seen.add(key)
-            if held_out is None and packing.is_held_out(conversation.digest, spec.validation_share):
-                if not is_repeated:  # evaluated once, however often it occurs in the data
-                    yield conversation, None
-            elif count := packing.repetitions(conversation.digest, weight):
-                yield conversation, count
+            is_held_out = held_out is None and packing.is_held_out(conversation.digest, spec.validation_share)
+            if not (is_held_out and is_repeated):  # evaluated once, however often it occurs in the data
+                yield conversation, is_held_out
 
 
 def build(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | None, tokenizer: Any) -> Dataset:
@@ -147,35 +145,31 @@ def write_examples(
         on_bad_line=lambda error: bad_lines.add(error, lines=lines),
     )
     findings, writer, tokens = builder.findings, ExampleWriter(file), Counter[str]()
-    left_out, examples, example_tokens = bad_lines.count, 0, 0  # examples without their repetitions
+    left_out = bad_lines.count
     conversations = split(spec, files, held_out, findings)
     with use_all_cores():
         while batch := list(islice(conversations, TOKENIZE_BATCH)):
-            repetitions = {conversation.location: count for conversation, count in batch}
-            without_example = set(repetitions)
+            is_held_out = {conversation.location: is_held for conversation, is_held in batch}
+            without_example = set(is_held_out)
             for example in builder.build(conversation for conversation, _ in batch):
-                copies = repetitions[example.location]
                 without_example.discard(example.location)
-                examples += 1
-                example_tokens += len(example.ids)
-                writer.add(example, copies)
-                tokens[example.file] += (copies or 0) * len(example.ids)
+                writer.add(example, is_held_out=is_held_out[example.location])
+                if not is_held_out[example.location]:
+                    tokens[example.file] += len(example.ids)
             left_out += len(without_example)
     training, validation = writer.finish()
     bad_lines.check(lines)
     findings.add_skipped(bad_lines)
     _check_counts(spec, findings, len(training), len(validation))
     facts = DatasetFacts(
-        files=[
-            _facts(file, weight, tokens) for file, weight in zip(all_files, chain(spec.weights, [1.0]), strict=False)
-        ],
+        files=[_facts(file, tokens) for file in all_files],
         findings=[
             DataFinding(what=kind, count=count, places=findings.locations[kind])
             for kind, count in sorted(findings.counts.items())
         ],
         left_out=left_out,
         shown=[_preview(example, tokenizer) for example in training[:PREVIEW_COUNT]],
-        lost=findings.lost(examples, example_tokens),
+        lost=findings.lost(len(training) + len(validation), sum(training.lengths) + sum(validation.lengths)),
         duplicates=findings.counts[DUPLICATE],
     )
     return Dataset(training=training, validation=validation, facts=facts)
@@ -186,10 +180,10 @@ def _check_counts(spec: TrainingData, findings: DataFindings, training: int, val
     if not training:
         kinds = (kind for kind in (*DROPPED_KINDS, IN_VALIDATION) if findings.counts[kind])
         first = max(kinds, key=lambda kind: findings.counts[kind], default=None)
-        why = f"{findings.locations[first][0]}: {first}" if first else "all lines are held out, or left out by weight"
+        why = f"{findings.locations[first][0]}: {first}" if first else "all lines are held out"
         raise InputError(
             f"{', '.join(spec.files)}: no example is left to train on: {why}",
-            remedy="" if first else "add lines, or lower train.validation_fraction, or raise train.data_weights",
+            remedy="" if first else "add lines, or lower train.validation_fraction",
         )
     if not validation and (spec.validation_share or spec.validation_file is not None):
         raise InputError(
@@ -254,9 +248,9 @@ def _count_unread(file: Iterable[Conversation], keys: set[str], findings: DataFi
         yield conversation
 
 
-def _facts(file: DataFile, weight: float, tokens: Counter[str]) -> FileFacts:
+def _facts(file: DataFile, tokens: Counter[str]) -> FileFacts:
     return FileFacts(
-        path=file.path, kind=file.kind, sha256=file.sha256, bytes=file.bytes, lines=file.lines, weight=weight,
+        path=file.path, kind=file.kind, sha256=file.sha256, bytes=file.bytes, lines=file.lines,
         tokens=sum(tokens[str(path)] for path in expand(file.path)),
     )  # fmt: skip
 

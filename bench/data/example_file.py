@@ -1,12 +1,11 @@
 """Training examples in an Arrow file: written one by one, and read one by one as a step needs them.
 
-The file is mapped into memory; about 100 bytes of each example are held. Copies of a line have a row each.
+The file is mapped into memory; about 100 bytes of each example are held.
 """
 
 import mmap
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, BinaryIO, overload
 
 import pyarrow
@@ -18,8 +17,7 @@ BATCH_ROWS = 64
 SCHEMA = pyarrow.schema(
     [
         *(("ids", "binary"), ("targets", "binary"), ("file", "string"), ("line", "string")),
-        *(("copy", "uint32"), ("length", "uint32"), ("target_count", "uint32"), ("digest", "binary")),
-        ("is_held_out", "bool"),
+        *(("length", "uint32"), ("target_count", "uint32"), ("digest", "binary"), ("is_held_out", "bool")),
     ]
 )
 
@@ -51,7 +49,7 @@ class StoredExamples(Sequence[Example]):
         batch, row = divmod(self._rows[index], BATCH_ROWS)
         (values,) = self._reader.get_batch(batch).slice(row, 1).to_pylist()
         ids = array("I", values["ids"])
-        return Example(ids=ids, **{name: values[name] for name in ("targets", "file", "line", "copy")})
+        return Example(ids=ids, **{name: values[name] for name in ("targets", "file", "line")})
 
     def select(self, indices: Iterable[int]) -> "StoredExamples":
         """Return some of these examples."""
@@ -75,14 +73,12 @@ class ExampleWriter:
         self._file, self._writer = file, ipc.new_file(file, SCHEMA)
         self._rows: list[dict[str, Any]] = []
 
-    def add(self, example: Example, copies: int | None) -> None:
-        """Write an example to train on, so many times in an epoch; None holds it out. Raises OSError."""
-        for copy in range(1 if copies is None else copies):
-            each = replace(example, copy=copy)
-            numbers = {"length": len(each.ids), "target_count": each.targets.count(1), "digest": each.digest}
-            self._rows.append({**vars(each), **numbers, "ids": each.ids.tobytes(), "is_held_out": copies is None})
-            if len(self._rows) == BATCH_ROWS:
-                self._write_rows()
+    def add(self, example: Example, *, is_held_out: bool) -> None:
+        """Write an example. Raises OSError."""
+        numbers = {"length": len(example.ids), "target_count": example.targets.count(1), "digest": example.digest}
+        self._rows.append({**vars(example), **numbers, "ids": example.ids.tobytes(), "is_held_out": is_held_out})
+        if len(self._rows) == BATCH_ROWS:
+            self._write_rows()
 
     def finish(self) -> tuple[StoredExamples, StoredExamples]:
         """Write the file's end. Return the examples to train on and those held out. Raises OSError."""

@@ -41,15 +41,13 @@ IDS_ONLY = {"return_attention_mask": False, "return_token_type_ids": False}
 class Example:
     """Training example: token `ids`, and in `targets` a byte for each, 1 for a target and 0 otherwise.
 
-    The first id is never a target, as no token before it predicts it. `file` and `line` are its conversation's; `copy`
-    numbers the repetitions of a line by its file's weight.
+    The first id is never a target, as no token before it predicts it. `file` and `line` are its conversation's.
     """
 
     file: str
     line: str
     ids: array[int]
     targets: bytes
-    copy: int = 0
 
     @property
     def location(self) -> str:
@@ -58,7 +56,7 @@ class Example:
     @property
     def digest(self) -> bytes:
         """Digest of the content, without file and line; decides the order of examples."""
-        return hashlib.sha256(self.copy.to_bytes(4, "little") + self.targets + self.ids.tobytes()).digest()
+        return hashlib.sha256(self.targets + self.ids.tobytes()).digest()
 
 
 class ExampleBuilder:

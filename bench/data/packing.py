@@ -184,15 +184,3 @@ def _pack(lengths: Sequence[int], numbers: Sequence[int], row_tokens: int) -> li
 def is_held_out(digest: bytes, share: float) -> bool:
     """Decide by its digest whether a conversation is held out, so that added lines move no others."""
     return share > 0 and int.from_bytes(hashlib.sha256(b"validation/" + digest).digest()[:8], "big") < share * 2**64
-
-
-def repetitions(digest: bytes, weight: float) -> int:
-    """Return the repetitions per epoch of a conversation in a file of this weight.
-
-    The weight is rounded up or down by the conversation's digest, so that a file's conversations reach it on average.
-    """
-    whole, rest = divmod(weight, 1.0)
-    if not rest:
-        return int(whole)
-    part = int.from_bytes(hashlib.sha256(b"weight/" + digest).digest()[:8], "big") / 2**64
-    return int(whole) + (part < rest)

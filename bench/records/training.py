@@ -24,7 +24,6 @@ TOO_LONG = ("drop", "cut")
 BAD_LINES = ("refuse", "skip")
 SPECIAL_TOKENS = ("keep", "text")
 MAX_SKIPPED_SHARE = 0.01  # share of a file's lines; more bad lines are a fault of the file
-MAX_WEIGHT = 100.0
 SCHEDULES = ("constant", "linear", "cosine")
 GRADIENT_DTYPES = ("fp32", "bf16")
 
@@ -87,13 +86,11 @@ DEFAULT_DATA_OPTIONS = DataOptions()  # a benchmark without any setting has thes
 class TrainingData(DataOptions):
     """Data files and how they become examples.
 
-    `weights`: repetitions of each file's lines per epoch, one per file. `validation_share` of the lines is held out,
-    selected by each line's digest, unless `validation_file` names a separate file. `too_long` is explained in
-    `bench.data.masking`.
+    `validation_share` of the lines is held out, selected by each line's digest, unless `validation_file` names a
+    separate file. `too_long` is explained in `bench.data.masking`.
     """
 
     files: list[str]
-    weights: list[float]
     max_seq_len: int = checked(ge=2)
     validation_share: float = setting(
         None,
@@ -115,25 +112,19 @@ class TrainingData(DataOptions):
         super().__post_init__()
         if not self.files or len(set(self.files)) != len(self.files):
             raise FieldError("files", "expected at least one data file, each named once")
-        if len(self.weights) != len(self.files):
-            raise FieldError("weights", f"expected one for each of {len(self.files)} files, found {len(self.weights)}")
-        for weight in self.weights:
-            if not 0 < weight <= MAX_WEIGHT:
-                raise FieldError("weights", f"expected numbers above 0 and up to {MAX_WEIGHT:g}, found {weight:g}")
         if self.validation_file is not None and self.validation_share:
             raise FieldError("validation_share", "validation_file is set too", remedy="set only one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileFacts:
-    """One data file: its kind and sha256, its lines with an example, their weight and tokens per epoch."""
+    """One data file: its kind and sha256, its usable lines, and the tokens of an epoch."""
 
     path: str
     kind: str
     sha256: str
     bytes: int
     lines: int
-    weight: float
     tokens: int
 
 
@@ -184,7 +175,7 @@ class DataReport:
     """Report about a training's data. Lengths are in tokens.
 
     `lengths` counts training examples by length, `length_edges` are the bins' upper ends. `tokens` and `targets` are
-    those of one epoch, including weights. `positions` are those of its rows, with padding; without `is_packed`, rows
+    those of one epoch. `positions` are those of its rows, with padding; without `is_packed`, rows
     hold examples side by side, and take `slowdown` times the time of packed ones. `duplicates` counts lines that
     repeat another one.
     """

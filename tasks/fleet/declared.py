@@ -19,7 +19,6 @@ MAX_TEMPLATE_BYTES = 64 << 10  # the longest of the published templates has 20 K
 # The setting in the section train of each field of a record.
 SETTING_NAMES = {field: setting.name for record in TRAIN_RECORDS for field, setting in settings_of(record).items()} | {
     "files": "data",
-    "weights": "data_weights",
 }
 _DERIVED_FIELDS = tuple(field.name for field in dataclasses.fields(DerivedSettings))
 _ROW_FIELDS = ("max_seq_len", "micro_batch_size")

@@ -42,7 +42,6 @@ def training_data(settings: Settings) -> TrainingData:
     with setting_errors():
         return TrainingData(
             files=files,
-            weights=list(train.data_weights) or [1.0] * len(files),
             max_seq_len=train.max_seq_len,
             **declared,
         )

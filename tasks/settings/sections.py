@@ -152,9 +152,6 @@ class TrainingInputs:
     data: tuple[str, ...] = setting(
         (), "data files as the workers see them, or patterns, e.g. [data/a.jsonl, data/b-*.parquet]; empty: data.path"
     )
-    data_weights: tuple[float, ...] = setting(
-        (), "repetitions of each data file per epoch, e.g. [1, 0.5]; empty: 1 for each"
-    )
     lora_targets: str = setting(
         "attention",
         "layers with LoRA adapters: attention (q, k, v, o), or all-linear (gate, up and down as well)",

@@ -29,9 +29,9 @@ TEXTS = {
     "lines_left_out": "{lines:,} of {of:,} lines are left out, more than {at_most_percent} %; `inv data.check` lists "
     "the reasons",
     "duplicates": "{lines:,} of {of:,} lines repeat another line, more than {at_most_percent} %: they count more than "
-    "others; remove them, or set train.data_weights if that is wanted",
+    "others; remove them unless that is wanted",
     "one_source": "{file} has {percent:.0f} % of the tokens, more than {at_most_percent} %: the other files change "
-    "little; train.data_weights sets how often a file's lines are repeated",
+    "little; repeat their lines if these are to count more",
 }
 
 
@@ -112,7 +112,7 @@ def _content(report: DataReport, training: Training) -> Iterator[DataWarning]:
     sizes = {file.path: file.tokens for file in report.files if file.path != training.data.validation_file}
     largest = max(sizes, key=lambda path: sizes[path])
     percent = 100 * sizes[largest] / max(1, sum(sizes.values()))
-    if len(sizes) > 1 and percent > MAX_SOURCE_PERCENT and set(training.data.weights) == {1.0}:
+    if len(sizes) > 1 and percent > MAX_SOURCE_PERCENT:
         yield _warn("one_source", file=largest, percent=percent, at_most_percent=MAX_SOURCE_PERCENT)
 
 

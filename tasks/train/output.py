@@ -161,11 +161,9 @@ def rounded(seconds: float) -> str:
 
 
 def _files(report: DataReport) -> Table:
-    table = ruled_table("file", "kind", "lines", "weight", "sha256", right=("lines", "weight", "sha256"))
+    table = ruled_table("file", "kind", "lines", "sha256", right=("lines", "sha256"))
     for file in report.files:
-        table.add_row(
-            Text(escape_controls(file.path)), file.kind, f"{file.lines:,}", f"{file.weight:g}", Text(file.sha256[:12])
-        )
+        table.add_row(Text(escape_controls(file.path)), file.kind, f"{file.lines:,}", Text(file.sha256[:12]))
     return table
 
 

@@ -140,7 +140,7 @@ class Runs:
 
     def trial(self, gradients: str, rows: int, ranks: int) -> Trial:
         tokens = 4096 if self.on_gpu else 1024
-        files = TrainingData(files=[self.data], weights=[1.0], max_seq_len=tokens, validation_share=0.0)
+        files = TrainingData(files=[self.data], max_seq_len=tokens, validation_share=0.0)
         training = Training(
             data=files, rows_per_step=rows, gradients=gradients, max_steps=self.steps, epochs=1000.0, evaluate_every=0,
             checkpoint_sec=3600.0,

@@ -88,7 +88,7 @@ def make_data(path: Path, lines: int = 60) -> Path:
 
 def plan(folder: Path, data: Path, *, training: dict[str, Any] | None = None, **changes: Any) -> Trial:
     """Make the trial of a fine-tuning of a few steps over `data`."""
-    files = TrainingData(files=[str(data)], weights=[1.0], max_seq_len=MAX_SEQ_LEN, validation_share=0.1)
+    files = TrainingData(files=[str(data)], max_seq_len=MAX_SEQ_LEN, validation_share=0.1)
     settings: dict[str, Any] = {"rows_per_step": 4, "max_steps": 6, "evaluate_every": 2, "checkpoint_sec": 0.0}
     fields: dict[str, Any] = {
         "name": "train", "reason": "a test", "suite": "train", "profile": "tiny", "model": str(folder),

@@ -19,7 +19,7 @@ from tests.support.paths import ROOT
 def test_texts_are_utf8_in_every_locale(locale: dict[str, str], tiny_model: Path, tmp_path: Path) -> None:
     line = {"messages": [{"role": "user", "content": "日本 😀?"}, {"role": "assistant", "content": "Größe"}]}
     (tmp_path / "d.json").write_bytes(b"\xef\xbb\xbf" + json.dumps([line], ensure_ascii=False).encode())
-    data = TrainingData(files=[str(tmp_path / "d.json")], weights=[1.0], max_seq_len=200, system="Bitte höflich: ☺")
+    data = TrainingData(files=[str(tmp_path / "d.json")], max_seq_len=200, system="Bitte höflich: ☺")
     trial = tiny_training.plan(
         tiny_model, tmp_path / "d.json", max_seq_len=200, training={"data": data, "evaluate_every": 0}
     )

@@ -17,7 +17,7 @@ from bench.records.training import (
 )
 from bench.records.version import VERSION
 
-DATA = TrainingData(files=["d.jsonl"], weights=[1.0], max_seq_len=64, validation_share=0.1)
+DATA = TrainingData(files=["d.jsonl"], max_seq_len=64, validation_share=0.1)
 TRIAL = Trial(
     name="train", reason="the training", suite="train", profile="tiny", model="m", data="d.jsonl", kind="finetune",
     world_size=2, training=Training(data=DATA, rows_per_step=4),

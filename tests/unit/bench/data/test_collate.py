@@ -76,7 +76,7 @@ def test_a_benchmark_has_the_token_ids_of_a_training(case, make_trial, tokenizer
     path = tmp_path / "d.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = {"special_tokens": "text", **case.get("options", {})}
-    spec = TrainingData(files=[str(path)], weights=[1.0], max_seq_len=64, **options)
+    spec = TrainingData(files=[str(path)], max_seq_len=64, **options)
     trial = make_trial(data=str(path), data_options=DataOptions(**options), max_seq_len=64, measured_steps=len(rows))
     tokenizer = tokenizer_of(options.get("chat_template") or case.get("template", "chatml"))
 

@@ -55,7 +55,7 @@ def test_the_report_is_one_line(
     ("arguments", "document", "message"),
     [
         ((), {"files": ["/nowhere"]}, "/nowhere: .*No such file"),
-        ((), {"unknown": 1}, "unknown: unknown field; .* files, weights"),
+        ((), {"unknown": 1}, "unknown: unknown field; .* files, max_seq_len"),
     ],
 )
 def test_errors_are_one_line(

@@ -26,7 +26,7 @@ def write(path: Path, numbers: Sequence[int], *, answer: str = "yes") -> str:
 
 
 def spec_of(*files: str, **changes: Any) -> TrainingData:
-    return TrainingData(**{"files": list(files), "weights": [1.0] * len(files), "max_seq_len": 200} | changes)
+    return TrainingData(**{"files": list(files), "max_seq_len": 200} | changes)
 
 
 @pytest.fixture
@@ -68,27 +68,18 @@ def test_a_repeated_line_is_counted_and_held_out_once(tmp_path: Path, build) -> 
     assert not held & {(line - 1) % 100 for _, line in lines(data.training)}
 
 
-def test_weights_set_the_repetitions_of_a_files_lines_per_epoch(tmp_path: Path, build) -> None:
-    frequent, rare = write(tmp_path / "a.jsonl", range(100)), write(tmp_path / "b.jsonl", range(100, 300))
-    data = build(spec_of(frequent, rare, weights=[2.0, 0.5]))
-    names = [name for name, _ in lines(data.training)]
-    assert names.count("a.jsonl") == 200
-    assert 70 < names.count("b.jsonl") < 130
-    assert len({example.digest for example in data.training}) == len(data.training)
-
-
 def test_a_file_of_several_entries_is_refused(tmp_path: Path, build) -> None:
     path = write(tmp_path / "a.jsonl", range(3))
     with pytest.raises(InputError, match=r"a\.jsonl: .*train\.data"):
-        build(spec_of(str(tmp_path / "*.jsonl"), path, weights=[1.0, 2.0]))
+        build(spec_of(str(tmp_path / "*.jsonl"), path))
 
 
-def test_lines_without_an_example_and_what_is_lost_are_counted_without_weights(tmp_path: Path, build) -> None:
+def test_lines_without_an_example_and_what_is_lost_are_counted(tmp_path: Path, build) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text("".join(f'{{"prompt": "{word}?", "completion": "{word * 300}"}}\n' for word in ("", "a")))
     path.write_text(path.read_text() + '{"prompt": "b?", "completion": "B."}\n')
-    data = build(spec_of(str(path), weights=[3.0]))
-    assert (len(data.training), data.facts.left_out) == (3, 2)
+    data = build(spec_of(str(path)))
+    assert (len(data.training), data.facts.left_out) == (1, 2)
     assert data.facts.lost is not None
     assert (data.facts.lost.rows, data.facts.lost.all_rows) == (1, 2)
 
@@ -158,7 +149,7 @@ def parts(data: dataset.Dataset | None) -> tuple[object, ...]:
 def test_cached_examples_equal_the_built_ones_until_a_byte_changes(
     tmp_path: Path, build, tokenizer_of: Callable[..., Any]
 ) -> None:
-    spec = spec_of(write(tmp_path / "d.jsonl", range(50)), weights=[1.5], validation_share=0.2)
+    spec = spec_of(write(tmp_path / "d.jsonl", range(50)), validation_share=0.2)
     data, write_examples = build(spec), partial(dataset.write_examples, spec, *dataset.read(spec), tokenizer_of())
     part = data.training.select([3, 1])
     assert (list(part), list(part.lengths)) == ([data.training[3], data.training[1]], [len(each.ids) for each in part])

@@ -125,9 +125,7 @@ def test_rows_are_nearly_full_and_an_example_longer_than_a_row_is_an_error() -> 
         plan([129]).rows(0)
 
 
-def test_the_held_out_share_and_the_weights_are_met() -> None:
+def test_the_held_out_share_is_met() -> None:
     many = digests(20_000)
     assert sum(packing.is_held_out(digest, 0.1) for digest in many) == pytest.approx(2000, rel=0.1)
     assert not any(packing.is_held_out(digest, 0.0) for digest in many)
-    assert sum(packing.repetitions(digest, 2.3) for digest in many) == pytest.approx(46_000, rel=0.02)
-    assert {packing.repetitions(digest, 2.3) for digest in many} == {2, 3}

@@ -171,7 +171,7 @@ def test_a_registered_format_is_read_by_trainings_and_benchmarks(
     monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, TWO_LINES))
     assert readers.read(path).kind == "two lines"
     assert next(iter(readers.read(path))).turns == readers.read_data(path)[1][0].turns == TURNS
-    spec = TrainingData(files=[str(path)], weights=[1.0], max_seq_len=64)
+    spec = TrainingData(files=[str(path)], max_seq_len=64)
     (example,) = dataset.build(spec, *dataset.read(spec), tokenizer_of("mistral")).training
     (row,) = make_rows(make_trial(max_seq_len=64), readers.read_data(path)[1], tokenizer_of("mistral"))
     assert example.ids.tolist() == row.ids

@@ -12,7 +12,7 @@ from bench.records.training import Training, TrainingData, TrainingRecord
 from tests.support.cases import Case, load_cases
 from tests.support.reports.training_run import RECORD
 
-DATA = TrainingData(files=["chats.jsonl"], weights=[1.0], max_seq_len=64, validation_share=0.1)
+DATA = TrainingData(files=["chats.jsonl"], max_seq_len=64, validation_share=0.1)
 
 
 def training(**changes) -> Training:
@@ -28,7 +28,7 @@ def test_a_value_out_of_range_or_of_the_wrong_type_is_refused_by_key(case: Case)
 
 @pytest.mark.parametrize("changes", [{"evaluate_every": 5}, {"evaluate_every": 5, "patience": 2}])
 def test_evaluations_need_data_that_is_held_out(changes):
-    nothing = TrainingData(files=["chats.jsonl"], weights=[1.0], max_seq_len=64)
+    nothing = TrainingData(files=["chats.jsonl"], max_seq_len=64)
     with pytest.raises(TrialError, match=r"^(evaluate_every|patience): expected 0"):
         training(data=nothing, **changes)
 

@@ -35,7 +35,7 @@ def test_a_value_out_of_range_is_refused_by_key(make_trial, case: Case):
 def test_every_field_with_a_range_is_tried_and_a_benchmark_has_no_training(make_trial):
     names = {field.name for field in dataclasses.fields(Trial) if field.type not in ("bool", "str") and field.metadata}
     assert names <= {case.id for case in FIELDS} | {"gradient_checkpointing"}
-    data = TrainingData(files=["d"], weights=[1.0], max_seq_len=64)
+    data = TrainingData(files=["d"], max_seq_len=64)
     with pytest.raises(TrialError, match=r"^training: expected"):
         make_trial(training=Training(data=data, rows_per_step=8))
 

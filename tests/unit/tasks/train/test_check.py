@@ -28,7 +28,7 @@ from tests.support.cases import Case, load_cases
 from tests.unit.tasks.train.conftest import MakeSettings
 
 REPORT = DataReport(
-    files=[FileFacts(path="d.jsonl", kind="Alpaca", sha256="ab" * 32, bytes=9, lines=7, weight=0.5, tokens=600)],
+    files=[FileFacts(path="d.jsonl", kind="Alpaca", sha256="ab" * 32, bytes=9, lines=7, tokens=600)],
     examples=6,
     validation_examples=1,
     tokens=600,
@@ -72,9 +72,8 @@ def make_probe(**fields: Any) -> forecast.ProbeResult:
 
 
 def test_a_validation_file_replaces_the_share(settings: MakeSettings) -> None:
-    spec = trial_spec.training_data(settings(data=["a", "b"], data_weights=[1.0, 0.5], validation_file="v"))
-    assert (spec.files, spec.weights) == (["a", "b"], [1.0, 0.5])
-    assert (spec.validation_share, spec.validation_file) == (0.0, "v")
+    spec = trial_spec.training_data(settings(data=["a", "b"], validation_file="v"))
+    assert (spec.files, spec.validation_share, spec.validation_file) == (["a", "b"], 0.0, "v")
 
 
 def trial_of(settings: Settings, workers: int = 1) -> Trial:

@@ -26,7 +26,7 @@ def test_the_defaults_are_a_training(settings: MakeSettings) -> None:
     assert (trial.kind, trial.world_size, trial.layout, trial.suite) == ("finetune", 4, "varlen", "train")
     assert trial.training is not None
     data = trial.training.data
-    assert (data.files, data.weights, data.labels) == (["data/python-docs.jsonl"], [1.0], "assistant")
+    assert (data.files, data.labels) == (["data/python-docs.jsonl"], "assistant")
 
 
 def test_every_setting_of_a_training_reaches_it(settings: MakeSettings) -> None:
@@ -131,8 +131,6 @@ def test_an_invalid_number_of_workers_is_an_error(
             {"validation_fraction": 0.0, "evaluate_every": 5},
             "train.evaluate_every: expected 0",
         ),
-        ({"data_weights": [1.0, 2.0]}, "train.data_weights: expected one for each of 1 files, found 2"),
-        ({"data_weights": [-1.0]}, "train.data_weights: expected numbers above 0"),
         ({"data": ["a", "a"]}, "train.data: expected at least one data file, each named once"),
         ({"label_mask": "some"}, 'train.label_mask: expected one of assistant, all, found "some"'),
         ({"validation_fraction": 0.9}, "train.validation_fraction: expected a number from 0 to 0.5, or auto, found"),

@@ -155,7 +155,7 @@ def test_the_optimizers_state_starts_at_zero_and_the_weights_are_unchanged(lab):
 
 # The learning rate as a function of the step's number -----------------------------------------------------------------
 
-DATA = TrainingData(files=["d"], weights=[1.0], max_seq_len=8)
+DATA = TrainingData(files=["d"], max_seq_len=8)
 
 
 def rates(schedule: str, steps: int, warmup: float = 0.0) -> list[float]:
