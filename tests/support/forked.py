@@ -37,7 +37,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from tests.support.paths import ROOT
 
@@ -271,7 +271,10 @@ def _load(libraries: Sequence[str]) -> None:
                 except ModuleNotFoundError as error:  # kernels need Triton, which only machines with a GPU have
                     if str(error.name).partition(".")[0] != "triton":
                         raise
-    LOADED_MODULES.extend(_loaded_modules())
+    for name, module in sys.modules.items():
+        if name.partition(".")[0] in PACKAGES:
+            path = Path(str(module.__file__))
+            SOURCES[path.relative_to(ROOT)] = module, _file_state(path)
 
 
 def _start_program(connection: socket.socket) -> int:
@@ -390,53 +393,23 @@ def _forget(*packages: str) -> None:
         del sys.modules[name]
 
 
-class LoadedModule(NamedTuple):
-    """One of the project's modules in the server; paths are relative to ROOT."""
-
-    name: str
-    module: ModuleType
-    path: Path
-    state: tuple[int, int]
-    constants: dict[str, Path]
-
-
-LOADED_MODULES: list[LoadedModule] = []  # filled only in the server
-
-
-def _loaded_modules() -> list[LoadedModule]:
-    """List the project's modules. Called once, because it takes 20 ms of processor time."""
-    return [
-        LoadedModule(name, module, path.relative_to(ROOT), _file_state(path), _paths_below_root(module))
-        for name, module in sys.modules.items()
-        if name.partition(".")[0] in PACKAGES
-        for path in [Path(str(module.__file__))]
-    ]
-
-
-def _paths_below_root(module: ModuleType) -> dict[str, Path]:
-    paths = {name: value for name, value in vars(module).items() if isinstance(value, Path)}
-    return {name: path.relative_to(ROOT) for name, path in paths.items() if path.is_relative_to(ROOT)}
+# The project's modules in the server, with the state of their files, by path below ROOT.
+SOURCES: dict[Path, tuple[ModuleType, tuple[int, int]]] = {}
 
 
 def _use_modules_of(project: Path) -> bool:
     """Point the loaded modules to the files of `project`, and return True, if its sources are identical to ours."""
     packages = [package for package in PACKAGES if (project / package).is_dir()]  # the others are imported from here
-    ours = [
-        loaded
-        for loaded in LOADED_MODULES
-        if loaded.path.parts[0] in packages and sys.modules.get(loaded.name) is loaded.module
-    ]
+    ours = {path: source for path, source in SOURCES.items() if path.parts[0] in packages}
     try:
-        if any(_file_state(f"{project}/{our.path}") != our.state for our in ours):
+        if any(_file_state(f"{project}/{path}") != state for path, (_, state) in ours.items()):
             return False
     except OSError:
         return False
-    for entry in ours:
-        entry.module.__file__ = f"{project}/{entry.path}"
-        if hasattr(entry.module, "__path__"):
-            entry.module.__path__ = [f"{project}/{entry.path.parent}"]
-        for constant, path in entry.constants.items():
-            setattr(entry.module, constant, project / path)
+    for path, (module, _) in ours.items():
+        module.__file__ = f"{project}/{path}"
+        if hasattr(module, "__path__"):
+            module.__path__ = [f"{project}/{path.parent}"]
     return True
 
 
