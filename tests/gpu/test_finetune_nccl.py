@@ -26,6 +26,7 @@ from bench.records.status import TrialStatus
 from bench.records.training import TrainingRecord
 from tests.support import tiny_training
 from tests.support.gpu import environment, on_gpu
+from tests.support.hosts.attempts import HELD_SAVES
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.hosts.rank_pids import alive, descendant_pids, kill_trials
 from tests.support.machines.machine import SOCKETS_ONLY, Link, Machine, require
@@ -41,7 +42,7 @@ from pathlib import Path
 
 if "HELD_AFTER" in os.environ:
     last, gate = int(os.environ["HELD_AFTER"]), Path(os.environ["HELD_GATE"])
-    exec({tiny_training.HELD_SAVES!r})
+    exec({HELD_SAVES!r})
 if "UNCAPTURED" in os.environ:
     from bench.qlora.recipes import cuda_graph
 

@@ -24,20 +24,6 @@ TEMPLATE = (
 )
 SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>")
 MAX_SEQ_LEN = 48
-# In a trial's process: after the step `last`, checkpoints are written only once the file `gate` exists.
-HELD_SAVES = """
-import time
-from bench.workloads.finetune.checkpoint_manager import CheckpointManager
-
-save = CheckpointManager.save
-
-def held_save(manager, state, *, wait=False):
-    while state.step > last and not gate.exists():
-        time.sleep(0.01)
-    return save(manager, state, wait=True)
-
-CheckpointManager.save = held_save
-"""
 SCORE_FILE = "score.json"  # the scores before and after
 
 

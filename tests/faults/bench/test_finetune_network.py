@@ -21,29 +21,23 @@ from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from bench.records.training import TrainingRecord
 from tests.support import tiny_training
-from tests.support.hosts.local_fleet import wait_for
+from tests.support.hosts.attempts import WAIT_SEC, Attempts
 from tests.support.hosts.rank_pids import alive, descendant_pids, kill_trials
 from tests.support.machines.machine import Machine, require
 from tests.support.machines.ports import free_ports
 from tests.support.thorough import only_thorough
 
-WAIT_SEC = 240.0
 NODES, STEPS = 3, 10
 SILENCE_SEC, SHORT_CUT_SEC = 8, 3.0  # a step may take 5 s longer than a rank may be silent
-# The process enters the machines' network, with a short limit for a row. Its training pauses after a step
-# until the gate file exists, so that the test cuts the network while the ranks are connected.
-PROGRAM = f"""
-import ctypes, os, runpy, sys
-from pathlib import Path
+# A process enters the machines' network, with a short limit for a row. The test cuts the network while the ranks are
+# connected and their training is held.
+ENTER = """
+import ctypes, os
 from bench.workloads.finetune import finetune
 
-last, gate = int(sys.argv[2]), Path(sys.argv[3])
-network = os.open(sys.argv[1], os.O_RDONLY)
+network = os.open({path!r}, os.O_RDONLY)
 assert ctypes.CDLL(None, use_errno=True).setns(network, 0x40000000) == 0, os.strerror(ctypes.get_errno())
 finetune.MIN_TOKENS_PER_SEC["tiny"] = 1000.0
-{tiny_training.HELD_SAVES}
-sys.argv[1:] = sys.argv[4:]
-runpy.run_module("bench", run_name="__main__", alter_sys=True)
 """
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -83,60 +77,26 @@ class Network:
         }
 
 
-class Training:
-    """The attempts of one training: three processes each, with a common folder of checkpoints."""
+class Training(Attempts):
+    """The attempts of one training: a process for each of NODES machines."""
 
-    def __init__(
-        self, home: Path, server, environment: dict[str, str], inputs: tuple[Path, Path], network: Network
-    ) -> None:
-        self.home, self.server, self.environment, self.inputs, self.network = home, server, environment, inputs, network
-        self.number, self.started = 0, list[subprocess.Popen[str]]()
+    inputs: tuple[Path, Path]
+    network: Network
 
-    @property
-    def out(self) -> Path:
-        return self.home / f"out-{self.number}-0"
-
-    @property
-    def gate(self) -> Path:
-        return self.home / f"gate-{self.number}"
-
-    def start(self, *, held_after: int = STEPS) -> list[subprocess.Popen[str]]:
-        self.number += 1
+    def begin(self, *, held_after: int = STEPS) -> list[subprocess.Popen[str]]:
         training = {"epochs": 2.0, "max_steps": STEPS, "rows_per_step": NODES, "evaluate_every": 0}
         trial = tiny_training.plan(*self.inputs, world_size=NODES, training=training)
         trial = dataclasses.replace(trial, derive=("warmup_share",))
-        self.home.mkdir(exist_ok=True)
-        (self.home / "trial.json").write_text(trial.to_text())
-        shared = {NODE_COUNT: str(NODES), NODE_ADDRESS: "127.0.0.1", NODE_PORT: str(free_ports(2)), NODE_TOKEN: "word"}
-        nodes = []
-        for node in range(NODES):
-            temporary = self.home / f"tmp-{self.number}-{node}"
-            temporary.mkdir()
-            variables = {
-                NODE_RANK: str(node),
-                "GLOO_SOCKET_IFNAME": "lo",
-                "TMPDIR": str(temporary),
-                "QLORA_FLEET_SILENCE_SEC": str(SILENCE_SEC),
-            }
-            argv = (
-                *("-c", PROGRAM, self.network.path, str(held_after), str(self.gate), "run"),
-                *("--trial", str(self.home / "trial.json"), "--out", str(self.home / f"out-{self.number}-{node}")),
-                *("--checkpoints", str(self.home / "checkpoints"), "--attempt", str(self.number)),
-            )
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            process = self.server.start(
-                *argv, env=self.environment | shared | variables, start_new_session=True, **pipes
-            )
-            self.started.append(process)
-            nodes.append(process)
+        shared = {
+            NODE_COUNT: str(NODES), NODE_ADDRESS: "127.0.0.1", NODE_PORT: str(free_ports(2)), NODE_TOKEN: "word",
+            "GLOO_SOCKET_IFNAME": "lo", "QLORA_FLEET_SILENCE_SEC": str(SILENCE_SEC),
+        }  # fmt: skip
+        machines = [{**shared, NODE_RANK: str(node)} for node in range(NODES)]
+        before = ENTER.format(path=self.network.path)
+        nodes = self.start(trial, held_after=held_after, before=before, machines=machines)
+        if held_after < STEPS:
+            self.wait_for_checkpoint(nodes, held_after)
         return nodes
-
-    def wait_for_checkpoint(self, nodes: list[subprocess.Popen[str]], step: int) -> None:
-        def is_written() -> bool:
-            assert all(node.poll() is None for node in nodes), [node.communicate() for node in nodes if node.poll()]
-            return (self.home / "checkpoints" / f"step-{step:08}").is_dir()
-
-        wait_for(is_written, f"a checkpoint of step {step}", WAIT_SEC)
 
     def wait(self, nodes: list[subprocess.Popen[str]]) -> TrialResult:
         descendants = [pid for node in nodes for pid in processes_of(node)]
@@ -158,7 +118,8 @@ def trainings(bench_environment, bench_server, tiny_inputs, tmp_path) -> Iterato
     with Machine("machines", tmp_path) as machine:
 
         def make(name: str) -> Training:
-            made.append(Training(tmp_path / name, bench_server, bench_environment, tiny_inputs, Network(machine)))
+            made.append(Training(tmp_path / name, bench_server, bench_environment))
+            made[-1].inputs, made[-1].network = tiny_inputs, Network(machine)
             return made[-1]
 
         yield make
@@ -183,29 +144,22 @@ def stop_every_process(node: subprocess.Popen[str]) -> None:
 )
 def test_a_cut_network_or_a_stopped_machine_costs_no_step(trainings, first: int, second: int, stop) -> None:
     undisturbed = trainings("undisturbed")
-    assert undisturbed.wait(undisturbed.start()).status is TrialStatus.SUCCEEDED
+    assert undisturbed.wait(undisturbed.begin()).status is TrialStatus.SUCCEEDED
     training = trainings(f"{first}-{second}")
-
-    def start(held_after: int) -> list[subprocess.Popen[str]]:
-        nodes = training.start(held_after=held_after)
-        training.wait_for_checkpoint(nodes, held_after)
-        return nodes
-
-    nodes = start(2)
+    nodes = training.begin(held_after=2)
     training.network.cut(processes_of(nodes[first]), processes_of(nodes[second]))
     training.gate.touch()
     lost = training.wait(nodes)  # longer than a step
     training.network.repair()
     assert lost.status is TrialStatus.LOST, lost.reason
 
-    nodes = start(4)
+    nodes = training.begin(held_after=4)
     stop(nodes[1])
     training.gate.touch()
     stopped = training.wait(nodes)
     assert stopped.status is TrialStatus.PREEMPTED, stopped.reason  # after SILENCE_SEC it would be lost
 
-    newest = max(int(path.name[5:]) for path in (training.home / "checkpoints").glob("step-*"))
-    nodes = start(newest + 1)
+    nodes = training.begin(held_after=training.newest_step + 1)
     training.network.cut(processes_of(nodes[first]), processes_of(nodes[second]))
     training.gate.touch()
     time.sleep(SHORT_CUT_SEC)
