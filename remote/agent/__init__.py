@@ -1,4 +1,4 @@
-"""Programs that run on other machines. Standard library only, Python 3.9 or newer (vm_info: 3.5), Linux.
+"""Programs that run on other machines. Standard library only, Python 3.9 or newer, Linux.
 
 They reach a host only through `remote.hosts.bundle`. The operator's side imports `shared` and nothing else of this
 package.

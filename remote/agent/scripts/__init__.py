@@ -5,5 +5,4 @@ None imports another module of ours.
 disk_info: file systems, models, and the engine's DOCKER_TMPDIR
 install: installs a program of several modules
 send_token: writes a secret from standard input to a job's named pipe
-vm_info: system, processor, Python and user
 """

@@ -36,8 +36,7 @@ def connection(context: CheckContext) -> CheckResult | list[CheckResult]:
     if problems := vm.problems():
         return [from_error(problem) for problem in problems]
     version = ".".join(map(str, vm.python))
-    login = f"{context.vm.get_or_skip().name}: {vm.user}, in {elapsed_sec:.1f} s"
-    return passed(f"{login}; {vm.system}, Python {version}, {vm.cores} cores, {format_gb(vm.memory_bytes, 0)}")
+    return passed(f"{context.vm.get_or_skip().name}: Python {version} on {vm.machine}, in {elapsed_sec:.1f} s")
 
 
 @CHECKS.register("engine", "Does the engine answer this user, and does it have BuildKit?")

@@ -1,7 +1,6 @@
 """Facts about the build VM, and problems with it."""
 
 import dataclasses
-import os
 import platform
 import re
 import sys
@@ -16,9 +15,7 @@ from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
 
 def test_facts_about_this_machine(local: LocalFleet) -> None:
     facts = vm_jobs.observe(local.host())
-    assert facts.python == sys.version_info[:3]
-    assert (facts.machine, facts.cores) == (platform.machine(), os.cpu_count())
-    assert facts.memory_bytes > 1 << 28
+    assert (facts.python, facts.machine) == (sys.version_info[:3], platform.machine())
 
 
 def test_an_old_python_and_another_processor_are_problems_with_a_remedy(local: LocalFleet) -> None:
@@ -34,7 +31,7 @@ def test_an_old_python_and_another_processor_are_problems_with_a_remedy(local: L
 def test_a_truncated_answer_is_a_lost_connection(local: LocalFleet) -> None:
     class TruncatingHost(CuttableHost):
         def run(self, command: Command, **options: object) -> Completed:
-            return dataclasses.replace(super().run(command, **options), stdout=b'{"system": ')  # type: ignore[arg-type]
+            return dataclasses.replace(super().run(command, **options), stdout=b'["system", ')  # type: ignore[arg-type]
 
     with pytest.raises(HostUnreachable, match="system"):
         vm_jobs.observe(TruncatingHost(host=local.host()))

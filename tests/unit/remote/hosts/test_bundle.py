@@ -93,10 +93,3 @@ def test_an_unknown_module_is_an_error_before_delivery(local: LocalFleet) -> Non
 
 def test_the_installer_and_the_program_have_the_same_exit_codes() -> None:
     assert (install.EXIT_REFUSED, install.EXIT_TRUNCATED) == (wire.EXIT_REFUSED, wire.EXIT_TRUNCATED)
-
-
-def test_the_description_of_the_vm_needs_no_newer_python_than_3_5() -> None:
-    text = read_source("remote.agent.scripts.vm_info")
-    ast.parse(text, feature_version=(3, 5))
-    assert not any(isinstance(node, ast.JoinedStr) for node in ast.walk(ast.parse(text)))
-    assert "__future__" not in imports_of("remote.agent.scripts.vm_info")
