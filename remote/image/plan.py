@@ -203,24 +203,15 @@ def is_built(spec: ImageSpec, disks: DiskInfo, existing: Mapping[str, str]) -> b
     return existing.get(BUILD_LABEL) == _labels(spec, _model_digests(model_folders(disks)))[BUILD_LABEL]
 
 
-def outdated_parts(spec: ImageSpec, existing: Mapping[str, str]) -> tuple[str, ...]:
-    """List the parts of `spec` that changed since an image with these labels was built.
+def is_outdated(spec: ImageSpec, existing: Mapping[str, str]) -> bool:
+    """Return True if an image with these labels was built from other files or settings than `spec`.
 
     Models are compared by name, not by content, so that the VM's folders are not needed. The commit is ignored: an
     image of another commit with the same files is the same image.
     """
-    models = model_digests(existing)
-    revision = existing.get("org.opencontainers.image.revision", "")
-    labels = _labels(replace(spec, git_sha=revision), models)
-    parts = {
-        "its profile": existing.get(f"{LABEL}.profile") == labels[f"{LABEL}.profile"],
-        "its base image": existing.get("org.opencontainers.image.base.name") == spec.profile.base,
-        "its packages": existing.get(f"{LABEL}.lock") == spec.lock_digest,
-        "its models": models.keys() == {name for name, _ in spec.model_folders()},
-    }
-    if all(parts.values()) and existing.get(BUILD_LABEL) != labels[BUILD_LABEL]:
-        return ("its code, or a setting of it",)
-    return tuple(name for name, is_current in parts.items() if not is_current)
+    models, revision = model_digests(existing), existing.get("org.opencontainers.image.revision", "")
+    has_models = models.keys() == {name for name, _ in spec.model_folders()}
+    return not has_models or existing.get(BUILD_LABEL) != _labels(replace(spec, git_sha=revision), models)[BUILD_LABEL]
 
 
 def model_digests(labels: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from bench.records.version import SCHEMA_VERSION, VERSION
 from remote.hosts.command import Secret
 from remote.image import engine
 from remote.image.engine import EngineImage
-from remote.image.plan import outdated_parts
+from remote.image.plan import is_outdated
 from remote.image.references import Reference
 from remote.image.vm_jobs import VmWork
 from remote.jobs.job import Agent
@@ -47,8 +47,8 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
         spec = image_spec(settings, host.workdir)
         with engine.connect(host, spec.client) as vm_engine:
             image = vm_engine.image(spec.image)
-        if changed := outdated_parts(spec, image.labels):
-            problem = f"{spec.image} on {host.name} is outdated: {', '.join(changed)} changed since it was built"
+        if is_outdated(spec, image.labels):
+            problem = f"{spec.image} on {host.name} is outdated: files, models or settings changed since it was built"
             if not force:
                 raise UsageError(problem, remedy="`inv build` rebuilds it, `inv push --force` pushes it as it is")
             print(f"{problem}; pushing it as it is", flush=True)

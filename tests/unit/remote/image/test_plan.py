@@ -19,7 +19,7 @@ from remote.image.plan import (
     check_free_space,
     check_tmpdir,
     is_built,
-    outdated_parts,
+    is_outdated,
     plan,
 )
 from remote.image.settings import ImageSection
@@ -225,13 +225,9 @@ def test_an_incomplete_model_is_reported(case: str) -> None:
 
 def test_an_image_is_outdated_if_its_files_differ_but_not_if_only_its_commit_does() -> None:
     built = labels()
-    assert outdated_parts(SPEC, built) == ()
-    assert outdated_parts(changed(git_sha="c0ffee-dirty", tmpdir="/elsewhere"), built) == ()
-    assert outdated_parts(changed(code=code("b" * 64)), built) == ("its packages",)
-    first, lock = code()
-    edited = (dataclasses.replace(first, sha256="b" * 64), lock)
-    assert outdated_parts(changed(code=edited), built) == ("its code, or a setting of it",)
-    assert outdated_parts(changed(models=()), built) == ("its models",)
-    assert outdated_parts(changed(extra_packages=("x",)), built) == ("its code, or a setting of it",)
-    assert "its profile" in outdated_parts(SPEC, {})
-    assert outdated_parts(SPEC, {**built, "qlora-fleet.models": "[1]"}) == ("its models",)
+    assert not is_outdated(SPEC, built)
+    assert not is_outdated(changed(git_sha="c0ffee-dirty", tmpdir="/elsewhere"), built)
+    for change in ({"code": code("b" * 64)}, {"models": ()}, {"extra_packages": ("x",)}):
+        assert is_outdated(changed(**change), built)
+    for labels_of_another in ({}, {**built, "qlora-fleet.models": "[1]"}):
+        assert is_outdated(SPEC, labels_of_another)
