@@ -7,7 +7,6 @@ leaves a valid empty archive.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
@@ -18,9 +17,9 @@ from subprocess import DEVNULL, PIPE
 from typing import IO, Any, cast
 
 from remote.agent.build_vm.client import MAX_LINE_BYTES, classify_failure, inspect_image
-from remote.agent.build_vm.job import JobLog, wrap_os_errors
+from remote.agent.build_vm.job import JobLog, report_progress, wrap_os_errors
 from remote.agent.shared.errors import VmAgentError
-from remote.agent.shared.files import CHUNK_BYTES, hash_file
+from remote.agent.shared.files import hash_file
 from remote.agent.shared.secure_dir import check_trusted
 
 # The first installed one is used. zstd and pigz use every core; zstd at level 3 also makes smaller files than gzip.
@@ -30,7 +29,6 @@ COMPRESSORS = (
     ("gzip", ("-c",), ".tar.gz"),
 )
 IMAGE_COMMENT = "# image "  # sha256sum --check ignores such lines
-LOG_INTERVAL_MIB = 512
 MAX_CHECKSUM_FILE_BYTES = 4096
 
 
@@ -62,7 +60,10 @@ def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     checksum.unlink(missing_ok=True)
     job_log.add(f"docker save {job['image']} | {name} > {path}", "archive")
     try:
-        digest = run_pipeline(job_log, [*docker, "save", job["image"]], [name, *options], part)
+        label = f"writing {path.name}"
+        with report_progress(job_log, label, lambda: (part.stat().st_size if part.exists() else 0, image["Size"])):
+            run_pipeline([*docker, "save", job["image"]], [name, *options], part)
+        digest = hash_file(part)[1]
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -89,35 +90,23 @@ def create_file(path: Path) -> IO[bytes]:
     return os.fdopen(handle, "wb")
 
 
-def run_pipeline(job_log: JobLog, source: list[str], compressor: list[str], path: Path) -> str:
-    """Run `source | compressor > path`. Returns the sha256 of the file. Raises VmAgentError if either fails."""
-    digest, size = hashlib.sha256(), 0
+def run_pipeline(source: list[str], compressor: list[str], path: Path) -> None:
+    """Run `source | compressor > path`. Raises VmAgentError if either fails."""
     with tempfile.TemporaryFile() as errors, create_file(path) as file:
         save = subprocess.Popen(source, stdin=DEVNULL, stdout=PIPE, stderr=errors)
-        compress = subprocess.Popen(compressor, stdin=save.stdout, stdout=PIPE, stderr=errors)
-        packed = cast("IO[bytes]", compress.stdout)
+        compress = subprocess.Popen(compressor, stdin=save.stdout, stdout=file, stderr=errors)
         # With our copy open, the engine's client would not notice that the compressor exited.
         cast("IO[bytes]", save.stdout).close()
         try:
-            while chunk := packed.read(CHUNK_BYTES):
-                file.write(chunk)
-                digest.update(chunk)
-                size += len(chunk)
-                if size % (LOG_INTERVAL_MIB * CHUNK_BYTES) < len(chunk):
-                    job_log.add(f"{size / 1e9:.2f} GB written")
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException:
+            codes = (compress.wait(), save.wait())
+        finally:
             for process in (compress, save):
                 process.kill()
-            raise
-        finally:
-            packed.close()
-            codes = (save.wait(), compress.wait())
+                process.wait()
+        os.fsync(file.fileno())
         errors.seek(max(0, errors.tell() - MAX_LINE_BYTES))
         complaint = errors.read().decode(errors="replace").splitlines()
-    if codes[0] != 0:
-        raise classify_failure(complaint, codes[0])
     if codes[1] != 0:
-        raise VmAgentError("failed", f"{compressor[0]} ended with exit code {codes[1]}")
-    return digest.hexdigest()
+        raise classify_failure(complaint, codes[1])
+    if codes[0] != 0:
+        raise VmAgentError("failed", f"{compressor[0]} ended with exit code {codes[0]}")

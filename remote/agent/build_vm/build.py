@@ -24,7 +24,6 @@ from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.files import hash_file, read_json, write_atomic
 from remote.agent.shared.secure_dir import ForeignOwner, ensure_own_folder
 
-DISK_FULL_BYTES = 64 << 20  # with less free space, a build failure is attributed to the engine's disk
 RECORD_FILE = "packed.json"  # in our folder of jobs, which is never shared: what each archive was packed from
 DOCKERFILE = "image/Dockerfile"
 SUMS_FILE = "SHA256SUMS"
@@ -35,7 +34,6 @@ CONTEXT_DIFFERS = re.compile(r"#\d+ [\d.]+ context differs from what was sent: (
 
 def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     docker = job["docker"]
-    job_log.watched_path = job["data_root"]
     # A local base image is used without a query, so that a build does not need the base's registry.
     if inspect_image(docker, job["base"]) is None:
         job_log.add(f"pulling {job['base']}", "base image")
@@ -55,7 +53,6 @@ def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
         stdin.seek(0)
         code, lines = run_logged(job_log, [*docker, *options, *sums_arguments, context], stdin=stdin)
     if code != 0:
-        job_log.record_free_space()
         if (difference := next(filter(None, map(CONTEXT_DIFFERS.match, lines)), None)) is not None:
             # The engine's copy could be used again: it reads a file only if its size or time changed.
             run_logged(job_log, [*docker, "builder", "prune", "--force", "--filter", "type=source.local"])
@@ -65,13 +62,7 @@ def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
                 "or a damaged disk",
                 remedy="check who may write there, then rerun `inv build`",
             )
-        failure = classify_failure(lines, code)
-        if failure.kind == "failed" and job_log.min_free_bytes < DISK_FULL_BYTES:
-            left = job_log.min_free_bytes / 1e6
-            raise VmAgentError(
-                "full", f"no space left on device: {job['data_root']} was down to {left:.0f} MB: {failure}"
-            )
-        raise failure
+        raise classify_failure(lines, code)
     built = inspect_image(docker, job["image"])
     if built is None:
         raise VmAgentError("failed", f"the build succeeded, but the engine has no image {job['image']}")

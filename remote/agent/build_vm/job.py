@@ -59,14 +59,11 @@ class JobLog:
         self.started_at = time.monotonic()
         self.stage, self.state, self.line_count, self.written_at = "starting", "", 0, 0.0
         self.recent_lines: deque[tuple[float, str, str]] = deque(maxlen=PROGRESS_LINES)
-        self.watched_path: str | None = None
-        self.min_free_bytes: float = float("inf")
         self.logged_chars = 0
         self.lock = threading.Lock()
 
     def add(self, line: str, stage: str | None = None) -> None:
         self.stage, self.state = stage or self.stage, ""
-        self.record_free_space()
         if self.logged_chars <= MAX_LOG_CHARS:
             self.logged_chars += len(line)
             with contextlib.suppress(OSError):  # a full disk below the log must not end a build on another disk
@@ -83,13 +80,6 @@ class JobLog:
         """Report the state of the present step until the next line; it is not logged."""
         self.state = state
         self.write_progress()
-
-    def record_free_space(self) -> None:
-        """Update the minimum of free space: a step that fills the disk often fails without naming that cause."""
-        if self.watched_path is not None:
-            with contextlib.suppress(OSError):  # the folder may not be readable for this user
-                filesystem = os.statvfs(self.watched_path)
-                self.min_free_bytes = min(self.min_free_bytes, filesystem.f_bavail * filesystem.f_frsize)
 
     def write_progress(self) -> None:
         self.written_at = time.monotonic()
