@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import socket
-import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,6 @@ from remote.hosts.local_program import CannotStart, run_program
 from remote.hosts.ssh.config import Hop
 
 _AGENT_TIMEOUT_SEC = 30.0
-MAX_KEY_FILE_BYTES = 1 << 20
 SSH_PORT = 22
 _FIND_TIMEOUT_SEC = 10.0
 _FOUND_LINE = re.compile(r"# Host .* found: line (\d+) ?(\w*)")
@@ -49,18 +47,17 @@ class KeyAuthStrategy(AuthStrategy):
         self._agent: _Agent | None = None
 
     def get_sources(self) -> Iterator[AuthSource]:
-        files = [Path(file) for file in self._hop.identity_files if self._is_usable(Path(file))]
-        configured = {blob: file for file in files if (blob := _public_key(str(file))) is not None}
+        files = {file: _public_key(file) for file in self._hop.identity_files}
         agent_keys = {key.asbytes(): key for key in self._agent_keys()}
-        for blob, key in agent_keys.items():
-            if blob in configured:
-                yield self._offer(key, f"agent, {configured[blob]}")
-        for file in files:
-            if _public_key(str(file)) not in agent_keys and (loaded := self._load(file)) is not None:
-                yield self._offer(loaded, str(file))
+        for file, blob in files.items():
+            if blob in agent_keys:
+                yield self._offer(agent_keys[blob], f"agent, {file}")
+        for file, blob in files.items():
+            if blob not in agent_keys and (loaded := self._load(file)) is not None:
+                yield self._offer(loaded, file)
         if not self._hop.identities_only:
             for blob, key in agent_keys.items():
-                if blob not in configured:
+                if blob not in files.values():
                     yield self._offer(key, "agent")
 
     def login_error(self, failure: AuthFailure) -> HostError:
@@ -96,20 +93,15 @@ class KeyAuthStrategy(AuthStrategy):
         self._offered.append(f"{key.get_name()} {key.fingerprint} ({source})")
         return InMemoryPrivateKey(username=self._hop.user, pkey=key)
 
-    def _is_usable(self, file: Path) -> bool:
-        if _is_key_file(file) or (not file.exists() and _public_key(str(file)) is not None):
-            return True
-        if file.exists():  # reading a pipe or a device may never end
-            self._unusable.append(f"{file} is not a regular file of at most {MAX_KEY_FILE_BYTES:,} bytes")
-        return False
-
-    def _load(self, file: Path) -> paramiko.PKey | None:
+    def _load(self, file: str) -> paramiko.PKey | None:
         try:
             return paramiko.PKey.from_path(file)
+        except FileNotFoundError:  # one of OpenSSH's default names
+            pass
         except (paramiko.SSHException, UnknownKeyType, ValueError, TypeError) as error:
             needs_passphrase = isinstance(error, paramiko.PasswordRequiredException)
             is_locked = needs_passphrase or "password" in str(error).lower() or "encrypted" in str(error).lower()
-            unlock = f"has a passphrase: `ssh-add {shlex.quote(str(file))}` first"
+            unlock = f"has a passphrase: `ssh-add {shlex.quote(file)}` first"
             self._unusable.append(f"{file} {unlock if is_locked else 'is not a usable key'}")
         except OSError as error:
             self._unusable.append(f"{file} cannot be read: {error.strerror}")
@@ -149,20 +141,11 @@ class _Agent(AgentSSH):
         self._close()  # type: ignore[attr-defined]
 
 
-def _is_key_file(file: Path) -> bool:
-    """Check whether the path is a regular file small enough for a key."""
-    try:
-        info = file.stat()
-    except OSError:
-        return False
-    return stat.S_ISREG(info.st_mode) and info.st_size <= MAX_KEY_FILE_BYTES
-
-
 def _public_key(file: str) -> bytes | None:
     """Read the public half of a key file: from its .pub file, or from the file itself if it is public."""
     for path in (Path(f"{file}.pub"), Path(file)):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = path.read_text(encoding="ascii").split() if _is_key_file(path) else []
+            fields = path.read_text(encoding="ascii").split()
             if not fields[0].startswith("-"):
                 return base64.b64decode(fields[1], validate=True)
     return None
@@ -224,31 +207,6 @@ def fingerprint(blob: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-def explain_refusal(known: list[KnownKey], files: Iterable[str], host: str, port: int, kind: str, blob: bytes) -> str:
-    """Explain why this key is refused, with the command that accepts this key and no other, once compared.
-
-    `ssh-keyscan` would query the network a second time, and does not work through a jump host.
-    """
-    name, refused_key = entry_name(host.lower(), port), f"{kind} {fingerprint(blob)}"
-    file = next(iter(files), str(expand_user("~/.ssh/known_hosts")))
-    accept = f"echo {shlex.quote(f'{name} {kind} {base64.b64encode(blob).decode()}')} >> {shlex.quote(file)}"
-    compare = "compare it with the machine's own key (ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub on its console)"
-    if any(key.revoked and key.blob == blob for key in known):
-        revoked_at = next(f"{key.file}:{key.line}" for key in known if key.revoked and key.blob == blob)
-        return f"its host key {refused_key} is revoked in {revoked_at}; ask its owner before you connect"
-    if not known:
-        return f"its host key is unknown: {refused_key}; {compare}, then accept it: {accept}"
-    known_list = ", ".join(
-        f"{fingerprint(key.blob)} ({key.kind}, {key.file}:{key.line})" for key in known if not key.revoked
-    )
-    known_files = list(dict.fromkeys(key.file for key in known))
-    remove = " && ".join(f"ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(path)}" for path in known_files)
-    return (
-        f"its host key has changed from {known_list} to {refused_key} (an attacker in between, or a machine that was "
-        f"recreated); {compare}, then replace it: {remove} && {accept}"
-    )
-
-
 class StrictHostKeyPolicy(paramiko.MissingHostKeyPolicy):
     """A policy that accepts the keys in known_hosts and refuses all others with a reason."""
 
@@ -271,8 +229,29 @@ class StrictHostKeyPolicy(paramiko.MissingHostKeyPolicy):
         raise HostKeyRefused(self.refusal_reason(key))
 
     def refusal_reason(self, key: paramiko.PKey) -> str:
-        hop = self._hop
-        reason = explain_refusal(
-            self._known, hop.known_hosts_files, hop.known_hosts_name, hop.port, key.get_name(), key.asbytes()
+        """Explain why a key is refused, with the command that accepts this key and no other, once compared.
+
+        `ssh-keyscan` would query the network a second time, and does not work through a jump host.
+        """
+        hop, kind, blob = self._hop, key.get_name(), key.asbytes()
+        name, refused_key = entry_name(hop.known_hosts_name.lower(), hop.port), f"{kind} {fingerprint(blob)}"
+        file = next(iter(hop.known_hosts_files), str(expand_user("~/.ssh/known_hosts")))
+        accept = f"echo {shlex.quote(f'{name} {kind} {base64.b64encode(blob).decode()}')} >> {shlex.quote(file)}"
+        compare = "compare it with the machine's own key (ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub on its console)"
+        for known in self._known:
+            if known.revoked and known.blob == blob:
+                revoked_at = f"{known.file}:{known.line}"
+                return f"{hop}: its host key {refused_key} is revoked in {revoked_at}; ask its owner before you connect"
+        if not self._known:
+            return f"{hop}: its host key is unknown: {refused_key}; {compare}, then accept it: {accept}"
+        known_list = ", ".join(
+            f"{fingerprint(known.blob)} ({known.kind}, {known.file}:{known.line})"
+            for known in self._known
+            if not known.revoked
         )
-        return f"{hop}: {reason}"
+        known_files = dict.fromkeys(known.file for known in self._known)
+        remove = " && ".join(f"ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(path)}" for path in known_files)
+        return (
+            f"{hop}: its host key has changed from {known_list} to {refused_key} (an attacker in between, or a machine "
+            f"that was recreated); {compare}, then replace it: {remove} && {accept}"
+        )
