@@ -10,9 +10,11 @@ Jobs and transfers use only this class, so a new kind of host only needs `run`.
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
+from itertools import chain
 from types import UnionType
 from typing import Any
 
@@ -28,6 +30,7 @@ HOST_AGENT = "remote.agent.jobs"
 HOST_AGENT_MODULES = (HOST_AGENT, *(f"remote.agent.shared.{name}" for name in ("files", "wire")))
 CLAIM_SEC = 10.0  # a job that has just ended holds its slot for some milliseconds
 _CALL_SEC = 60.0
+_CHUNK_BYTES = 1 << 16
 _MAX_INTEGER_BITS = 63
 _EXIT_FILE_MISSING = 2  # Python's exit code for a missing program file
 
@@ -145,9 +148,10 @@ class Agent:
         command = Command(argv=argv)
 
         def run() -> Completed:
+            chunks = chain([head], iter(partial(bulk.read, _CHUNK_BYTES), b"")) if bulk is not None else None
             return self.host.run(
                 command,
-                stdin=_ConcatenatedReader(head, bulk) if bulk is not None else head or None,
+                stdin=head or None if chunks is None else ByteStream(chunks),
                 on_stdout=on_bytes,
                 timeout_sec=timeout_sec,
                 idle_timeout_sec=idle_timeout_sec,
@@ -197,17 +201,18 @@ class Agent:
         self._installed = True
 
 
-class _ConcatenatedReader:
-    """Concatenation of `head` and `rest` as one ByteReader."""
+class ByteStream:
+    """Chunks as one ByteReader, which counts the bytes that were read."""
 
-    def __init__(self, head: bytes, rest: ByteReader) -> None:
-        self._head, self._rest = head, rest
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._rest, self.byte_count = chunks, b"", 0
 
     def read(self, size: int, /) -> bytes:
-        if self._head:
-            piece, self._head = self._head[:size], self._head[size:]
-            return piece
-        return self._rest.read(size)
+        if not self._rest:
+            self._rest = next(self._chunks, b"")
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        self.byte_count += len(piece)
+        return piece
 
 
 LOG_FILE = "log.txt"

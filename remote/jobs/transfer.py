@@ -29,7 +29,7 @@ from remote.agent.shared.files import (
 )
 from remote.agent.shared.wire import RequestRefused
 from remote.hosts.host_protocol import CommandTimedOut, HostError, HostUnreachable
-from remote.jobs.job import Agent
+from remote.jobs.job import Agent, ByteStream
 
 _FLUSH_BYTES = 8 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
@@ -173,7 +173,7 @@ def push(
             already = complete if already is None else already
             if not wanted:
                 break
-            stream = _UploadStream(files, wanted, present_bytes)
+            stream = ByteStream(_missing_bytes(files, wanted, present_bytes))
             answers = agent.call_lines(
                 "receive",
                 {"root": root},
@@ -207,28 +207,15 @@ def _files_below(folder: Path) -> dict[str, Path]:
     return {str(path.relative_to(folder)): path for path in files}
 
 
-class _UploadStream:
-    """Missing bytes of all wanted files, concatenated as one ByteReader."""
-
-    def __init__(self, files: Mapping[str, Path], wanted: Sequence[FileEntry], present_bytes: dict[str, int]) -> None:
-        self.byte_count = 0
-        self._chunks = self._read(files, wanted, present_bytes)
-        self._rest = b""
-
-    def read(self, size: int, /) -> bytes:
-        if not self._rest:
-            self._rest = next(self._chunks, b"")
-        piece, self._rest = self._rest[:size], self._rest[size:]
-        self.byte_count += len(piece)
-        return piece
-
-    @staticmethod
-    def _read(files: Mapping[str, Path], wanted: Sequence[FileEntry], present_bytes: dict[str, int]) -> Iterator[bytes]:
-        for entry in wanted:
-            with files[entry.path].open("rb") as file:
-                file.seek(min(present_bytes[entry.path], entry.size))
-                while piece := file.read(_CHUNK_BYTES):
-                    yield piece
+def _missing_bytes(
+    files: Mapping[str, Path], wanted: Sequence[FileEntry], present_bytes: dict[str, int]
+) -> Iterator[bytes]:
+    """Yield the missing bytes of all wanted files."""
+    for entry in wanted:
+        with files[entry.path].open("rb") as file:
+            file.seek(min(present_bytes[entry.path], entry.size))
+            while piece := file.read(_CHUNK_BYTES):
+                yield piece
 
 
 # --- a pull -----------------------------------------------------------------------------------------------------------
