@@ -1,6 +1,7 @@
 """`inv model.*`: create the demo model, download models to this machine or the build VM."""
 
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from invoke.context import Context
 from bench.records.paths import DEMO_INPUTS
 from bench.records.status import ExitCode
 from bench.records.units import format_gb
-from remote.hosts.command import Command, Secret
+from remote.hosts.command import Secret
 from remote.hosts.host_protocol import Host
 from remote.image import vm_jobs
 from remote.jobs.job import Agent
@@ -22,7 +23,7 @@ from tasks.cli.flags import format_command, refuse_several
 from tasks.cli.waiting import Wait
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
-from tasks.errors import RetryableError, TaskFailed, UsageError, error_class, escape_controls
+from tasks.errors import TaskFailed, UsageError, error_class, escape_controls
 from tasks.image import build_profiles, vm_work
 from tasks.image.commands import FetchOptions
 from tasks.settings.layers import Settings, load
@@ -45,32 +46,22 @@ def make_demo(context: Context, *, real: bool = False, dry_run: bool = False) ->
         targets = [settings.workspace / model, settings.workspace / data]
         lines = [f"{'keep' if path.exists() else 'create'}  {path}" for path in targets]
         return plan_result(lines, create=[str(path) for path in targets if not path.exists()])
-    command = Command(
-        argv=(
-            *(sys.executable, "-m", "bench", "demo"),
-            *("--model", str(settings.workspace / model)),
-            *("--data", str(settings.workspace / data)),
-            *(["--real"] if real else []),
-        ),
-        folder=str(settings.root),
-    )
+    paths = ("--model", str(settings.workspace / model), "--data", str(settings.workspace / data))
+    argv = (sys.executable, "-m", "bench", "demo", *paths, *(["--real"] if real else []))
     try:
         with Wait(f"model.demo: making {model}"):
             completed = subprocess.run(
-                command.argv, cwd=command.folder, capture_output=True, timeout=DEMO_TIMEOUT_SEC, check=False
+                argv, cwd=settings.root, capture_output=True, timeout=DEMO_TIMEOUT_SEC, check=False
             )
     except subprocess.TimeoutExpired as error:
-        raise TaskFailed(f"model.demo: not done after {DEMO_TIMEOUT_SEC:.0f} s: {command.render()}") from error
+        raise TaskFailed(f"model.demo: not done after {DEMO_TIMEOUT_SEC:.0f} s: {shlex.join(argv)}") from error
     print(completed.stdout.decode(errors="replace"), end="")
-    stderr = completed.stderr.decode(errors="replace").strip()
-    if completed.returncode in (ExitCode.BAD_INPUT, ExitCode.REFUSED):
-        raise error_class(ExitCode(completed.returncode))(f"model.demo: {stderr}")
-    if completed.returncode in (ExitCode.FAILED, ExitCode.RETRYABLE) and "\n" not in stderr:  # it could not write
-        failure = RetryableError if completed.returncode == ExitCode.RETRYABLE else TaskFailed
-        raise failure(f"model.demo: {stderr}", remedy="check owner, permissions and free space, then rerun the command")
     if completed.returncode != 0:
-        raise TaskFailed(
-            f"model.demo: exit {completed.returncode}: {command.render()}: {command.tail(stderr, lines=1)}"
+        code = ExitCode(completed.returncode) if completed.returncode in list(ExitCode) else ExitCode.FAILED
+        problem = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        remedy = "check owner, permissions and free space, then rerun the command"
+        raise error_class(code)(
+            f"model.demo: {problem}", remedy=remedy if code in (ExitCode.FAILED, ExitCode.RETRYABLE) else ""
         )
     if (model, data) != (settings.model.path, settings.data.path):
         print(f"to use them: INVOKE_MODEL_PATH={model} INVOKE_DATA_PATH={data} inv train; or `make demo-train`")
