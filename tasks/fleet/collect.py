@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 from invoke.context import Context
 
@@ -60,24 +59,14 @@ CHECKSUMMED_FOLDERS = (TRIALS_FOLDER, ADAPTER_FOLDER)
 
 @dataclass(frozen=True, kw_only=True)
 class CollectedTrial:
-    """The outcome of one trial's collection: files fetched, files already present, and why files are missing."""
+    """The outcome of one trial's collection: moved files, files of an earlier collection, and why files are missing."""
 
     trial_id: str
-    fetched: int = 0
+    moves: Sequence[TransferResult] = ()
     present: int = 0
-    byte_count: int = 0
     missing_reason: str | None = None
     is_open: bool = False
     is_corrupt: bool = False
-
-    def with_files(self, *moves: TransferResult) -> Self | None:
-        """Return a copy with these files counted; None if there are no files."""
-        fetched = sum(len(move.transferred) for move in moves)
-        present = sum(len(move.already_present) for move in moves)
-        if not fetched and not present:
-            return None
-        size = sum(move.byte_count for move in moves)
-        return replace(self, fetched=fetched, present=present, byte_count=size, missing_reason=None)
 
 
 def run_collect(context: Context, name: str | None, *, dry_run: bool = False) -> CommandResult | None:
@@ -174,22 +163,19 @@ class _RunCollector:
 
     def collect_trial(self, planned: PlannedTrial) -> CollectedTrial:
         """Fetch one trial's files; write a record of its end if it left no result."""
-        collected, entry = CollectedTrial(trial_id=planned.trial_id), self.entries.get(planned.trial_id)
+        trial_id, entry = planned.trial_id, self.entries.get(planned.trial_id)
         if entry is None or entry.status is None:
-            return replace(collected, missing_reason="has not ended", is_open=True)
-        target = self.folder / TRIALS_FOLDER / planned.trial_id
+            return CollectedTrial(trial_id=trial_id, missing_reason="has not ended", is_open=True)
+        target = self.folder / TRIALS_FOLDER / trial_id
         target.mkdir(parents=True, exist_ok=True)
+        collected = CollectedTrial(trial_id=trial_id)
         if entry.winner is not None:
             # The result of a LOST trial is not trusted; it stays on its worker.
             excluded = {PROGRESS_FILE, RESULT_FILE} if entry.status is TrialStatus.LOST else {PROGRESS_FILE}
-            collected = self._fetch(collected, entry.winner, target, excluded)
-            if collected.missing_reason is not None and not collected.is_corrupt:
-                present = count_verified_files(self.folder, planned.trial_id)
-                if present:  # collected before its worker was removed
-                    collected = replace(collected, missing_reason=None, present=present)
+            collected = self._fetch(trial_id, entry.winner, target, excluded)
         try:
             result = TrialResult.read(target / RESULT_FILE)
-            is_recorded = (result.trial_id, result.status) == (planned.trial_id, entry.status)
+            is_recorded = (result.trial_id, result.status) == (trial_id, entry.status)
         except ResultError as error:
             is_recorded = False
             if (target / RESULT_FILE).exists():
@@ -199,39 +185,41 @@ class _RunCollector:
             _write_end_record(self.run, planned, entry, target)
         return collected
 
-    def _fetch(
-        self, collected: CollectedTrial, attempt: Attempt, target: Path, excluded: Collection[str]
-    ) -> CollectedTrial:
+    def _fetch(self, trial_id: str, attempt: Attempt, target: Path, excluded: Collection[str]) -> CollectedTrial:
         """Fetch an attempt's files from the worker that ran it, else from the volume through any worker that answers.
 
         Raises PermissionDenied, and HostError if a training's only reader does not answer.
         """
-        sources, reasons = list[tuple[Agent, dict[str, tuple[str, ...] | None]]](), list[str]()
-        is_training = self.run.suite == TRAIN
+        is_training, reasons = self.run.suite == TRAIN, list[str]()
+        sources = list[tuple[Agent, dict[str, tuple[str, ...] | None]]]()
         if is_training:
             reasons.append("its folder is gone")
         elif attempt.worker in self.agents:
-            own: dict[str, tuple[str, ...] | None] = {attempt.folder: (LOG_FILE,)}
-            sources.append((self.agents[attempt.worker], own | {f"{attempt.folder}/{OUT_FOLDER}": None}))
+            own: dict[str, tuple[str, ...] | None] = {
+                attempt.folder: (LOG_FILE,),
+                f"{attempt.folder}/{OUT_FOLDER}": None,
+            }
+            sources.append((self.agents[attempt.worker], own))
         else:
             reasons.append(f"{attempt.worker} is not in this fleet; see fleet.size")
         if self.shared is not None:
-            folder = shared_output_folder(self.shared, self.run.run_id, collected.trial_id, attempt.number)
+            folder = shared_output_folder(self.shared, self.run.run_id, trial_id, attempt.number)
             sources += [(agent, {folder: None}) for agent in self.agents.values()]
         for agent, folders in sources:
             try:
-                moved = [pull(agent, root, target, only=only, exclude=excluded) for root, only in folders.items()]
+                moves = [pull(agent, root, target, only=only, exclude=excluded) for root, only in folders.items()]
             except ChecksumMismatch as error:
-                return replace(collected, missing_reason=collapse_whitespace(error), is_corrupt=True)
+                return CollectedTrial(trial_id=trial_id, missing_reason=collapse_whitespace(error), is_corrupt=True)
             except HostError as error:
                 if is_training or isinstance(error, PermissionDenied):  # the other workers would deny access, too
                     raise
                 reasons.append(collapse_whitespace(error))
-            else:
-                if (fetched := collected.with_files(*moved)) is not None:
-                    return fetched
-                reasons.append(f"{agent.host.name} no longer has its files")
-        return replace(collected, missing_reason=reasons[0])
+                continue
+            if any(move.transferred or move.already_present for move in moves):
+                return CollectedTrial(trial_id=trial_id, moves=moves)
+            reasons.append(f"{agent.host.name} no longer has its files")
+        present = count_verified_files(self.folder, trial_id)  # collected before its worker was removed
+        return CollectedTrial(trial_id=trial_id, present=present, missing_reason=None if present else reasons[0])
 
 
 def count_verified_files(folder: Path, trial_id: str) -> int:
@@ -251,8 +239,7 @@ def count_verified_files(folder: Path, trial_id: str) -> int:
 
 def _write_end_record(run: RunRecord, planned: PlannedTrial, entry: Entry, target: Path) -> None:
     """Write a result file with the end of a trial that left no result."""
-    attempt = entry.winner
-    log = target / LOG_FILE
+    attempt, log = entry.winner, target / LOG_FILE
     if entry.outcome is not None:
         TrialResult(
             trial_id=planned.trial_id,
@@ -290,9 +277,10 @@ def _write_checksums(folder: Path) -> None:
 def _report_outcome(
     run: RunRecord, folder: Path, entries: Mapping[str, Entry], collected: list[CollectedTrial]
 ) -> None:
-    fetched, present = sum(trial.fetched for trial in collected), sum(trial.present for trial in collected)
-    size = format_size(sum(trial.byte_count for trial in collected))
-    files = formatting.count(fetched, "file")
+    moves = [move for trial in collected for move in trial.moves]
+    present = sum(trial.present for trial in collected) + sum(len(move.already_present) for move in moves)
+    files = formatting.count(sum(len(move.transferred) for move in moves), "file")
+    size = format_size(sum(move.byte_count for move in moves))
     print(f"run {run.run_id}: fetched {files} ({size}), {present} already present, in {display_path(folder)}")
     missing = [trial for trial in collected if trial.missing_reason is not None]
     for trial in missing:
