@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from tests.support.hosts.local_fleet import (
     QUICK_LIMITS,
     CuttableHost,
     LocalFleet,
-    LookupLoggingAgent,
     wait_for,
 )
 
@@ -42,8 +40,8 @@ class Volume(LocalFleet):
         return with_shared_output(command, host, output_folder, folder)
 
     def sharing_fleet(self, wires: list[CuttableHost], *, max_attempts: int = 3, **more: Any) -> Fleet:
-        limits, looking = replace(QUICK_LIMITS, max_attempts=max_attempts), partial(LookupLoggingAgent, log=self.log)
-        return self.fleet(wires, limits=limits, shared_folder=str(self.shared), make_agent=looking, **more)
+        limits = replace(QUICK_LIMITS, max_attempts=max_attempts)
+        return self.fleet(wires, limits=limits, shared_folder=str(self.shared), **more)
 
     def start_first_attempt(self, wire: CuttableHost) -> Job:
         """Start the only trial's first attempt, as an operator does who is killed afterwards."""

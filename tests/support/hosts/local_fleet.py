@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -178,10 +177,6 @@ class LocalFleet:
         lines = [line for line in self.log.read_text().splitlines() if line.startswith(f"{word} ")]
         return [line for line in lines if trial_id in (None, line.split()[1])]
 
-    def started_after_success(self) -> list[str]:
-        """Return the trials that were wrongly started after a success; see the function `started_after_success`."""
-        return started_after_success(self.log.read_text().splitlines())
-
     def release_slow_trials(self, attempt: int | None = None) -> None:
         """Let every `slow` trial finish, or only those with this attempt number."""
         self.log.with_name(self.log.name + (".go" if attempt is None else f".go.{attempt}")).touch()
@@ -318,48 +313,6 @@ def make_trial(name: str, *, deadline_sec: float = 300.0) -> Trial:
         data="none",
         deadline_sec=deadline_sec,
     )
-
-
-class LookupLoggingAgent(Agent):
-    """Agent that logs each lookup of an attempt's result on the shared volume in the fake bench's log.
-
-    All processes append to this log, so its order shows, without a clock, which successes a lookup had to find.
-    """
-
-    def __init__(self, host: Host, log: Path) -> None:
-        super().__init__(host)
-        self._log = log
-
-    def call_bytes(self, verb: str, arguments: dict[str, Any], **more: Any) -> None:
-        output_folder = Path(arguments.get("root", ""))
-        if verb == "listing" and output_folder.name != OUT_FOLDER:
-            trial_id, _, attempt = output_folder.name.rpartition(".")
-            with self._log.open("a") as log:
-                log.write(f"looks {trial_id} {attempt} {self.host.name}\n")
-        super().call_bytes(verb, arguments, **more)
-
-
-def started_after_success(lines: Sequence[str]) -> list[str]:
-    """Return the trials that started although a lookup should have found an earlier attempt's success.
-
-    These are starts after a success that the worker's lookup followed, or starts without a lookup of an older attempt
-    that has succeeded. A success between lookup and start is correct: an attempt on a disconnected host looks dead. The
-    lines are in the order of the events.
-    """
-    succeeded: dict[str, set[str]] = defaultdict(set)
-    # Trial and worker to the attempts looked up, each with whether it had succeeded by then.
-    lookups: dict[tuple[str, str], dict[str, bool]] = defaultdict(dict)
-    restarted = []
-    for line in lines:
-        event, trial_id, attempt, worker = line.split()
-        lookup = lookups[trial_id, worker]
-        if event == "succeeded":
-            succeeded[trial_id].add(attempt)
-        elif event == "looks":
-            lookup[attempt] = attempt in succeeded[trial_id]
-        elif any(lookup.get(earlier, int(earlier) < int(attempt)) for earlier in succeeded[trial_id] - {attempt}):
-            restarted.append(trial_id)
-    return restarted
 
 
 @dataclasses.dataclass(kw_only=True)
