@@ -21,7 +21,7 @@ COMPILE = $(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib; $(BIN)/pytho
 	find .venv/lib -name '*.dist-info' ! -exec test -e {}/RECORD ';' -prune -exec rm -r {} +; \
 	echo "2/3 installing 130 packages, PyTorch among them: 0.5 GB to download, 2 GB of disk (5 GB more if pip's torch brings CUDA; README: the CPU build)"; \
 	$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt --editable '.[bench,dev,real]' & wait $$!; \
-	$(BIN)/python -m tasks.cli.waiting "3/3 compiling them" sh -c "$(COMPILE)"; \
+	echo "3/3 compiling them, in a minute"; sh -c "$(COMPILE)" >/dev/null 2>&1; \
 	echo "installed in .venv: $$(du -sh .venv | cut -f1) in $$(($$(date +%s) - started)) s; next: make demo"; \
 	touch $@
 

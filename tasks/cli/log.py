@@ -51,63 +51,51 @@ class OperatorLog(logging.Handler):
         super().__init__(logging.DEBUG)
         self.setFormatter(SafeFormatter())
         self.fallback_folder: Path | None = None
+        self._run: Path | None = None
         self._buffer: collections.deque[str] = collections.deque(maxlen=_MAX_BUFFERED_RECORDS)
-        self._folder: Path | None = None
-        self._descriptor: int | None = None
-        self._is_run = False
+        self._has_fallback = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = self.format(record) + "\n"
-        if not self._is_run:
-            self._buffer.append(line)
-        if self._descriptor is None and record.levelno >= logging.INFO and self.fallback_folder is not None:
-            self._open(self.fallback_folder)
-            self._write("".join(self._buffer))
-        else:
-            self._write(line)
+        text = self.format(record) + "\n"
+        folder = self._run or self.fallback_folder
+        if self._run is None:
+            self._buffer.append(text)
+            if not self._has_fallback and record.levelno >= logging.INFO and folder is not None:
+                self._has_fallback, text = True, "".join(self._buffer)
+                with contextlib.suppress(OSError):
+                    folder.mkdir(parents=True, exist_ok=True)
+                _rename_large_log(folder)
+        if folder is not None and (self._run or self._has_fallback):
+            _append(folder, text)
 
     def open_run(self, folder: Path) -> None:
         """Write to the log of the run in `folder` from now on, beginning with the records so far."""
         with self.lock or contextlib.nullcontext():
-            if self._is_run and self._folder == folder:
-                return
-            self._open(folder)
-            self._write("".join(self._buffer))
-            self._is_run = True
+            if self._run != folder:
+                self._run = folder
+                _rename_large_log(folder)
+                _append(folder, "".join(self._buffer))
 
-    def close(self) -> None:
-        self._close_file()
-        super().close()
 
-    def _open(self, folder: Path) -> None:
-        self._close_file()
-        self._folder, path = folder, folder / LOG_FILE
-        with contextlib.suppress(OSError):
-            if path.stat(follow_symlinks=False).st_size > MAX_LOG_BYTES:
-                path.replace(folder / f"{LOG_FILE}.1")
+def _rename_large_log(folder: Path) -> None:
+    path = folder / LOG_FILE
+    with contextlib.suppress(OSError):
+        if path.stat(follow_symlinks=False).st_size > MAX_LOG_BYTES:
+            path.replace(folder / f"{LOG_FILE}.1")
+
+
+def _append(folder: Path, text: str) -> None:
+    """Append to the log in a folder, if it is a file of this user; on a full disk or without permission, do nothing."""
+    # O_NONBLOCK: a pipe of this name would wait for a reader.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder / LOG_FILE, flags, 0o600)
         try:
-            if folder == self.fallback_folder:
-                folder.mkdir(parents=True, exist_ok=True)
-            # O_NONBLOCK: a pipe of this name would wait for a reader.
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(path, flags, 0o600)
-        except OSError:
-            return  # another user's folder, or a read-only or full disk
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                os.write(descriptor, text.encode(errors="backslashreplace"))
+        finally:
             os.close(descriptor)
-            return
-        self._descriptor = descriptor
-
-    def _write(self, text: str) -> None:
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.write(self._descriptor, text.encode(errors="backslashreplace"))
-
-    def _close_file(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._descriptor = None
 
 
 class _DebugHandler(logging.StreamHandler):  # type: ignore[type-arg]

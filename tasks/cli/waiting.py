@@ -1,8 +1,6 @@
 """Signs of life while something takes long: a moving line on a terminal, a line every half minute elsewhere."""
 
-import contextlib
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -14,7 +12,6 @@ from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.text import Text
 
-from bench.records.status import ExitCode
 from reports import formatting
 from tasks.cli import terminal
 from tasks.errors import escape_controls
@@ -133,14 +130,3 @@ class Wait(View):
 
     def __exit__(self, *_: object) -> None:
         self._stop()
-
-
-def main(argv: list[str]) -> int:
-    """Run a program silently: a text, then the program and its arguments. Returns its exit code; 130 after Ctrl-C."""
-    with contextlib.suppress(KeyboardInterrupt), Wait(argv[0]):
-        return subprocess.run(argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode
-    return ExitCode.INTERRUPTED
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -25,7 +25,7 @@ from invoke.context import Context
 
 from bench.records import schema
 from bench.records.paths import IMAGE_FILE
-from bench.records.validation import AUTO, FieldError, Setting
+from bench.records.validation import AUTO, FieldError
 from remote.hosts.connectors import CONNECTORS
 from remote.hosts.host_protocol import Connector
 from remote.hosts.local import expand_user
@@ -110,13 +110,10 @@ def load_with_places(context: Context) -> tuple[Settings, dict[Keys, str]]:
     """Load the settings, with the place of each that is set. Raises UsageError as `load` does."""
     entries = _read(context.config)
     _refuse_unknown_variables()
-    try:
-        values = {keys: _parse(keys, entry) for keys, entry in entries.items()}
-        if values.get(_SIZE) is None:
-            values[_SIZE] = _auto_size(values)
-        settings = Settings(root=sources.root_folder(context.config), **_fields(values))
-    except _InvalidSetting as error:
-        raise UsageError(_describe(error, entries.get(error.keys))) from error
+    values = {keys: _parse(keys, entry) for keys, entry in entries.items()}
+    if values.get(_SIZE) is None:
+        values[_SIZE] = _auto_size(values)
+    settings = Settings(root=sources.root_folder(context.config), **_fields(values, entries))
     return settings, {keys: entry.source for keys, entry in entries.items()}
 
 
@@ -163,24 +160,23 @@ def _read_file(path: Path, *, is_shared: bool = False) -> dict[Keys, Entry]:
     return entries
 
 
-class _InvalidSetting(ValueError):
-    """Raised for an invalid value of a setting. `detail` is what was expected, and what was found."""
+def _invalid(keys: Keys, entry: Entry | None, detail: str) -> UsageError:
+    """Return the error for a value; `detail` is what was expected, and what was found."""
+    if entry is not None and entry.is_text:
+        detail = detail.replace("or null", "or nothing")
+    return UsageError(f"{'settings' if entry is None else entry.source}: {'.'.join(keys)}{detail}")
 
-    def __init__(self, keys: Keys, detail: str, *, item: str = "") -> None:
-        super().__init__(detail)
-        self.keys, self.detail, self.item = keys, detail, item
 
-
-def _fields(values: Mapping[Keys, Any], parents: Keys = ()) -> dict[str, Any]:
-    """Return the sections and values directly in a section, by default all sections, by name."""
+def _fields(values: Mapping[Keys, Any], entries: Mapping[Keys, Entry], parents: Keys = ()) -> dict[str, Any]:
+    """Return the sections and values directly in a section, by default all sections, by name. Raises UsageError."""
     fields: dict[str, Any] = {}
     for name in sections_of(parents):
         keys = (*parents, name)
         if keys in SECTIONS:
             try:
-                fields[name] = SECTIONS[keys](**_fields(values, keys))
+                fields[name] = SECTIONS[keys](**_fields(values, entries, keys))
             except FieldError as error:
-                raise _InvalidSetting((*keys, error.key), error.detail) from error
+                raise _invalid((*keys, error.key), entries.get((*keys, error.key)), f": {error.detail}") from error
         elif keys in values:
             fields[name] = values[keys]
     return fields
@@ -193,36 +189,33 @@ def sections_of(parents: Keys = ()) -> list[str]:
 
 
 def _parse(keys: Keys, entry: Entry) -> Any:
-    """Return a setting's value. Raises _InvalidSetting."""
-    setting, value = SETTINGS[keys], entry.value
-    if entry.is_text:
-        value = _cast(value, keys, setting)
+    """Return a setting's value. Raises UsageError."""
+    setting, value = SETTINGS[keys], _cast(keys, entry) if entry.is_text else entry.value
     is_open = value == AUTO and (setting.usual is not None or keys == _SIZE)
     if is_open or (value is None and setting.is_nullable):
         return None
+
+    def item(index: object, kind: type, value: Any) -> Any:
+        if not _has_type(kind, value):
+            expected = "a number" if kind is float else "text of one line, not blank"
+            raise _invalid(keys, entry, f"[{index}]: expected {expected}, found {found_text(value)}")
+        return float(value) if kind is float else value
+
     origin = typing.get_origin(setting.kind)
     if origin is tuple and isinstance(value, (list, tuple)):  # a YAML `!!set` has no order and is refused below
-        (kind, _) = typing.get_args(setting.kind)
-        return tuple(_parse_item(keys, f"[{index}]", kind, item) for index, item in enumerate(value))
+        return tuple(item(index, typing.get_args(setting.kind)[0], each) for index, each in enumerate(value))
     if origin is dict and isinstance(value, dict):
-        for name, item in value.items():
-            for text in (name, *([] if item is None else [item])):
-                _parse_item(keys, f"[{sources.clip(str(name))}]", str, text)
+        for name, each in value.items():
+            for text in (name, *([] if each is None else [each])):
+                item(sources.clip(str(name)), str, text)
         return dict(value)
     if setting.kind is float and isinstance(value, str) and _EXPONENT.fullmatch(value):
         value = float(value)  # in YAML 1.1, 2e-4 without a decimal point is text
     if setting.pattern and type(value) is int:
         value = str(value)  # `cpu: 4` is a number in YAML, and valid in Kubernetes
     if not _has_type(setting.kind, value) or setting.problem(value) is not None:
-        raise _InvalidSetting(keys, f"expected {setting.values}, found {found_text(value)}")
+        raise _invalid(keys, entry, f": expected {setting.values}, found {found_text(value)}")
     return float(value) if setting.kind is float else value
-
-
-def _parse_item(keys: Keys, item: str, kind: type, value: Any) -> Any:
-    if not _has_type(kind, value):
-        expected = "a number" if kind is float else "text of one line, not blank"
-        raise _InvalidSetting(keys, f"expected {expected}, found {found_text(value)}", item=item)
-    return float(value) if kind is float else value
 
 
 def _has_type(kind: Any, value: Any) -> bool:
@@ -280,20 +273,15 @@ def _refuse_unknown_variables() -> None:
             raise UsageError(f"environment {name}: unknown setting", remedy=advice)
 
 
-def _cast(text: str, keys: Keys, setting: Setting) -> Any:
-    """Return the value of a variable or a flag: a text, or what it is in YAML or JSON. Raises _InvalidSetting."""
+def _cast(keys: Keys, entry: Entry) -> Any:
+    """Return the value of a variable or a flag: a text, or what it is in YAML or JSON. Raises UsageError."""
+    setting = SETTINGS[keys]
     if setting.kind is str:
-        return None if setting.is_nullable and text == "" else text
+        return None if setting.is_nullable and entry.value == "" else entry.value
     try:
-        return sources.parse_text(text)
+        return sources.parse_text(entry.value)
     except yaml.YAMLError as error:
         if typing.get_origin(setting.kind) is None:
-            return text  # parsing names it
+            return entry.value  # parsing names it
         problem = getattr(error, "problem", None) or "a forbidden character"
-        raise _InvalidSetting(keys, f"expected JSON, {setting.expected or setting.values}; {problem}") from error
-
-
-def _describe(error: _InvalidSetting, entry: Entry | None) -> str:
-    detail = error.detail.replace("or null", "or nothing") if entry is not None and entry.is_text else error.detail
-    source = "settings" if entry is None else entry.source
-    return f"{source}: {'.'.join(error.keys)}{error.item}: {detail}"
+        raise _invalid(keys, entry, f": expected JSON, {setting.expected or setting.values}; {problem}") from error

@@ -71,11 +71,6 @@ def test_a_wait_within_another_draws_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert scene.out.getvalue() == ""
 
 
-def test_a_program_ends_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting.subprocess, "run", lambda argv, **_: SimpleNamespace(returncode=len(argv)))
-    assert waiting.main(["compiling", "make", "it"]) == 2
-
-
 def test_a_training_has_the_time_in_its_phase_and_on_a_pipe_a_line_for_each_phase() -> None:
     scene, line = Scene(), SimpleNamespace(text=lambda state: state.progress.phase)
 
