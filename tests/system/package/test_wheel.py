@@ -50,7 +50,18 @@ def make_environment(folder: Path, *package: object) -> None:
     call(sys.executable, "-m", "venv", "--without-pip", folder)
     (site,) = folder.glob("lib/*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = (sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "-q", "--no-deps", "--no-index")
+    pip = (
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        folder / "bin/python",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+    )
     call(*pip, "--no-build-isolation", *package)
 
 

@@ -1,10 +1,9 @@
 """Every command of docs/tutorials/oke.md and kubernetes.md, typed where it can run: tenancy and cluster.
 
 Real kubectl and SDK; `inv` is forked. The tenancy and the cluster are the tests' own; the kubeconfig of `inv
-tenancy.kubeconfig` leads from one to the other. The commands of deployment, benchmark and training are the same on both
-pages. Those of the deployment are typed on the one for any Kubernetes, the others, whose steps compute nothing, with
-THOROUGH=1: test_inv_bench_pods.py and test_deploy_training.py run them too. Not covered: blocks `by-hand`, and the part
-about the image (tests/system/image/test_tutorials.py).
+tenancy.kubeconfig` leads from one to the other. Deployment, benchmark and training are the same on both pages, and
+typed with THOROUGH=1: tests/system/cluster and test_inv_bench_pods.py run them too. Not covered: blocks `by-hand`, and
+the part about the image (tests/system/image/test_tutorials.py).
 """
 
 import os
@@ -25,13 +24,12 @@ from tests.support.inv_pods import make_workspace
 from tests.support.kubernetes import Cluster
 from tests.support.machines.build_vm import PLAIN_REGISTRY
 from tests.support.paths import ROOT
-from tests.support.thorough import THOROUGH
+from tests.support.thorough import only_thorough
 from tests.system.conftest import Project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OKE, GENERIC = TUTORIALS / "oke.md", TUTORIALS / "kubernetes.md"
 TENANCY_SECTION, IMAGE_SECTION, RUN_SECTION = "2. Settings from the tenancy", "3. The image", "5. Measure and train"
-SKIPPED = (IMAGE_SECTION,) if THOROUGH else (IMAGE_SECTION, RUN_SECTION)
 PODS = 2
 
 
@@ -79,12 +77,6 @@ def typed_lines(page: Path, section: str) -> list[str]:
     return [line for block in blocks(page) if block.section == section and block.is_typed for line in block.lines()]
 
 
-def type_page(page: Path, project: Project, environment: dict[str, str], *without: str, only: str = "") -> str:
-    """Type a page but for the parts SKIPPED, or one part only; assert that each command succeeds."""
-    sections = {only} if only else {block.section for block in blocks(page)} - {*SKIPPED, *without}
-    return type_lines(typed_script(page, *sections), project, environment)
-
-
 def type_lines(script: str, project: Project, environment: dict[str, str]) -> str:
     done = subprocess.run(
         ("bash", "-c", script),
@@ -124,17 +116,14 @@ def oke(
         yield small
 
 
-def test_every_command_on_oke_succeeds(bare_project: Project, oke: dict[str, str]) -> None:
+def test_every_command_for_a_tenancy_succeeds(bare_project: Project, oke: dict[str, str]) -> None:
     assert typed_lines(OKE, RUN_SECTION) == typed_lines(GENERIC, RUN_SECTION)
     assert typed_lines(OKE, "4. Four nodes") == typed_lines(GENERIC, "4. The pods")
-    output = type_page(OKE, bare_project, oke, only=TENANCY_SECTION)
-    assert (bare_project.folder / ".kube" / "config").exists(), output
-    if THOROUGH:
-        assert f"{PODS} of {PODS} pods are up" in type_page(OKE, bare_project, oke, TENANCY_SECTION)
-    else:
-        assert f"{PODS} nodes qualify" in type_lines("inv nodes", bare_project, oke)
+    output = type_lines(typed_script(OKE, TENANCY_SECTION) + "inv nodes\n", bare_project, oke)
+    assert f"{PODS} nodes qualify" in output
 
 
+@only_thorough
 def test_every_command_on_any_kubernetes_succeeds_and_names_no_cloud(
     workspace: Path, tiny_model: Path, tiny_data: Path, bare_project: Project, small: dict[str, str]
 ) -> None:
@@ -145,7 +134,8 @@ def test_every_command_on_any_kubernetes_succeeds_and_names_no_cloud(
         kubeconfig.write_text(cluster.kubeconfig_text(context="my-cluster"))
         kubeconfig.chmod(0o600)
         settings = {"KUBECONFIG": str(kubeconfig), "INVOKE_CLUSTER_PROVIDER": "generic"}  # its nodes have OKE's labels
-        output = type_page(GENERIC, bare_project, small | settings) + bare_project.inv("runs").stdout
+        sections = {block.section for block in blocks(GENERIC)} - {IMAGE_SECTION}
+        output = type_lines(typed_script(GENERIC, *sections) + "inv runs\n", bare_project, small | settings)
     assert f"{PODS} of {PODS} pods are up" in output
-    assert not THOROUGH or (bare_project.run_folder() / "adapter").is_dir()
+    assert (bare_project.run_folder() / "adapter").is_dir()
     assert [line for line in output.splitlines() if CLOUD_WORDS.search(line)] == []
