@@ -12,14 +12,7 @@ PULL_FAILURES: dict[str, str] = document("image-pull.json")
 """The runtime's recorded message by cause, such as `token-401-wrong-user-form` and `tag-not-found`."""
 ENDINGS = (
     "close-1000-without-status",  # the kubelet or containerd died: every client reports exit 0
-    "status-empty-frame",  # an empty frame on the error channel: every client reports exit 0
-    "close-1001",
-    "close-1011",
-    "close-empty",
-    "tcp-drop",  # FIN without a Close frame
     "tcp-reset",
-    "status-not-json",
-    "status-failure-no-exit-code",
     "only-success-no-close",
     "freeze",  # the stream stays open without any more data or pongs
     "internal-error",  # a Status of reason InternalError, then Close 1000

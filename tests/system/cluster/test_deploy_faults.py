@@ -7,12 +7,7 @@ import json
 import threading
 
 from tasks.cli.lock import acquire_lock
-from tests.system.cluster.conftest import DIGEST, NODES, OUR_USER, Operator
-
-
-def test_without_kubectl_the_error_names_it(operator: Operator) -> None:
-    operator.path = str(operator.project)
-    assert "install kubectl" in operator.inv("deploy", code=2)
+from tests.system.cluster.conftest import NODES, Operator
 
 
 def test_expired_credentials_are_reported(operator: Operator) -> None:
@@ -36,8 +31,6 @@ def test_requests_to_a_restarting_server_are_retried_and_an_absent_one_is_a_retr
 def test_a_missing_permission_is_reported_before_any_change(operator: Operator) -> None:
     for verb, resource, message in (
         ("create", "pods/exec", "may not create pods/exec in namespace"),
-        ("get", "pods/exec", "may not get pods/exec in namespace"),
-        ("patch", "jobs*", "may not patch jobs in namespace"),
         ("create", "secrets", "may not create secrets in namespace"),
         ("list", "roles*", 'cannot list resource "roles"'),
     ):
@@ -67,10 +60,9 @@ def test_a_run_that_waits_for_its_pods_does_not_lock_out_a_deployment_that_resto
 
 def test_what_a_user_may_not_read_is_named_and_stops_nothing_else(deployed: Operator) -> None:
     faults = deployed.cluster.faults
-    for verb in ("get", "create"):
-        faults.forbid(verb=verb, resource="pods/exec")
-        assert f"may not {verb} pods/exec" in deployed.inv("shell", code=2)
-        faults.clear()
+    faults.forbid(verb="create", resource="pods/exec")
+    assert "may not create pods/exec" in deployed.inv("shell", code=2)
+    faults.clear()
     faults.fail_requests(status=400, message="a\x1b]0;b", path="*/log", times=50)
     assert "a\\x1b]0;b" in deployed.inv("logs", "--pod", "1", code=1)
     faults.clear()
@@ -111,9 +103,7 @@ def test_too_few_nodes_are_reported_before_any_change(operator: Operator) -> Non
     output = operator.inv_unchanged("deploy", code=1)
     assert f"{node_count} of {node_count + 1} nodes qualify" in output
     assert f"set fleet.size to {node_count}" in output
-    output = operator.inv("nodes", "--json", code=1)
-    assert f"{node_count} of {node_count + 1} nodes qualify" in output
-    document, _ = json.JSONDecoder().raw_decode(output)
+    document, _ = json.JSONDecoder().raw_decode(operator.inv("nodes", "--json", code=1))
     assert (document["kind"], document["needed"], document["room"]) == ("nodes", node_count + 1, node_count)
     assert sorted(node["name"] for node in document["nodes"] if node["qualifies"]) == NODES
     assert all(node["findings"] for node in document["nodes"] if not node["qualifies"])
@@ -156,15 +146,6 @@ def test_a_volume_without_its_csi_driver_is_refused_before_any_change(operator: 
     finally:
         made = {"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": name}}
         operator.cluster.apply({**made, "spec": driver["spec"]})
-
-
-def test_the_registrys_user_name_is_checked_before_any_request(operator: Operator) -> None:
-    operator.set_cluster(image=f"fra.ocir.io/ns/{operator.namespace}@{DIGEST}", registry_user="me")
-    assert "'me'" in operator.inv("deploy", code=2)
-    operator.set_cluster(registry_user=None)
-    assert "set registry.user" in operator.inv("deploy", code=2)
-    operator.set_cluster(registry_user=OUR_USER)
-    assert f"auth token for {OUR_USER} at fra.ocir.io" in operator.inv_unchanged("deploy", code=2)
 
 
 def test_a_controller_that_is_not_installed_is_named(operator: Operator) -> None:

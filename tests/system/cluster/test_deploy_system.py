@@ -143,15 +143,6 @@ def test_a_refused_secret_is_not_printed(operator: Operator) -> None:
     assert "***" in output
 
 
-def test_an_existing_namespace_keeps_its_labels(operator: Operator) -> None:
-    operator.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": operator.namespace}})
-    output = operator.inv("deploy", stdin=f"{operator.password}\n")
-    assert f"leave      namespace/{operator.namespace}" in output
-    (namespace,) = (n for n in operator.cluster.objects("namespaces") if n["metadata"]["name"] == operator.namespace)
-    assert "pod-security.kubernetes.io/enforce" not in namespace["metadata"]["labels"]
-    operator.inv_unchanged("deploy")
-
-
 def test_a_shell_runs_in_a_pod_as_in_the_manifest_a_lost_pod_is_replaced_and_teardown_deletes_only_ours(
     deployed: Operator,
 ) -> None:

@@ -17,7 +17,6 @@ import yaml
 from remote.cluster.credential_cache import credentials_of, kubectl_of, private_folder
 from remote.cluster.kubeconfig import resolve
 from remote.cluster.namespace_client import Cluster as Client
-from remote.hosts.pods.kubectl import Misconfigured
 from tasks.oci.oke_clusters import build_kubeconfig
 from tests.support.kubernetes import Cluster
 from tests.support.machines.fake_tenancy import ApiKey, ocid
@@ -117,33 +116,3 @@ def test_kubectl_and_the_client_read_a_kept_token_until_it_expires(
     (kubeconfig.parent / "old").touch()  # the program's next answer has expired
     cache._renew_at = 0.0
     assert kubectl.argv()[-1] == f"--kubeconfig={kubeconfig}", "kubectl runs the program again"
-
-
-def test_a_program_beside_the_kubeconfig_is_not_looked_for_in_the_current_folder(
-    kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    kubeconfig.write_text(kubeconfig.read_text().replace(str(kubeconfig.parent / "program"), "./program"))
-    other = kubeconfig.parent / "other"
-    other.mkdir()
-    (other / "program").write_text("#!/bin/sh\ntouch ran\n")
-    (other / "program").chmod(0o755)
-    monkeypatch.chdir(other)
-    target = resolve(kubeconfig=str(kubeconfig), context=None, namespace="default")
-    before = runs(kubeconfig)
-    client = Client(target)
-    client.nodes()
-    client.close()
-    argv = [kubectl_of(target).argv() for _ in range(2)][-1]
-    assert "/kubeconfig-" in argv[-1], "the token is kept"
-    assert runs(kubeconfig) > before
-    assert not (other / "ran").exists()
-
-
-def test_a_key_that_others_can_read_is_reported_by_the_client(
-    kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    (kubeconfig.parent / ".oci" / "key.pem").chmod(0o644)
-    with pytest.raises(Misconfigured, match=r"private key .*key\.pem.*; type: chmod 600"):
-        Client(resolve(kubeconfig=str(kubeconfig), context=None, namespace="default"))

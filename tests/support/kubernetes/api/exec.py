@@ -196,18 +196,9 @@ class Session:
     async def _strike(self, how: str) -> None:
         """End the stream in the fault's way."""
         transport = self._request.transport
-        closes = {"close-1000-without-status": 1000, "close-1001": 1001, "close-1011": 1011}
-        errors = {"status-empty-frame": b"", "status-not-json": b"oops"}
         with contextlib.suppress(ConnectionError):
-            if how in closes:
-                await self._ws.close(code=closes[how])
-            elif how == "close-empty":
-                await self._raw_close(b"\x88\x00")
-            elif how in errors:
-                await self._send(_ERROR, errors[how])
+            if how == "close-1000-without-status":
                 await self._ws.close(code=1000)
-            elif how == "status-failure-no-exit-code":
-                await self._finish({"metadata": {}, "status": "Failure", "message": "node is gone"})
             elif how == "internal-error":
                 await self._finish(internal_error("error dialing backend: EOF"))
             elif how == "only-success-no-close":
@@ -216,7 +207,7 @@ class Session:
             elif how == "freeze":
                 await self._wait_for_client_exit()
             elif transport is not None:
-                if how == "tcp-reset" and (raw := transport.get_extra_info("socket")) is not None:
+                if (raw := transport.get_extra_info("socket")) is not None:
                     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 transport.abort()
 
@@ -224,12 +215,6 @@ class Session:
         """Send nothing until the client has disconnected."""
         while (transport := self._request.transport) is not None and not transport.is_closing():
             await asyncio.sleep(0.05)
-
-    async def _raw_close(self, frame: bytes) -> None:
-        if self._request.transport is not None:
-            self._request.transport.write(frame)
-            await asyncio.sleep(0.05)
-            self._request.transport.close()
 
 
 _left_running: set[asyncio.Future[object]] = set()
