@@ -2,7 +2,7 @@
 
 from reports import formatting
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
+from reports.figures.drawing.layout import Chart, Mark, make_header, one_panel
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import BASELINE_TONE, PUBLISHED
 from reports.read import reference_results
@@ -30,23 +30,28 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         for row in (best, *(row for row, _ in priced if row is not best and row.label in repeats))
         for plan in (row.cost.fine_tunings if row.cost else ())
     ]
-    names = [f"{row.label}, {formatting.count(plan.gpus, 'GPU')}" for row, plan in plans]
-    dollars = [_usd_mark(plan, price, published if row.label in repeats else None) for row, plan in plans]
+    dollars = [
+        (
+            f"{row.label}, {formatting.count(plan.gpus, 'GPU')}",
+            _usd_mark(plan, price, published if row.label in repeats else None),
+        )
+        for row, plan in plans
+    ]
     if summary.hosted is not None and (usd := summary.hosted.usd_per_10000_samples) is not None:
-        names.append(f"hosted: {summary.hosted.source}")
-        dollars.append(Mark(value=usd, text=f"${formatting.number(usd)}", tone=BASELINE_TONE))
-    by_tokens = Panel(
-        title=f"Per million useful tokens, at ${price.usd_per_gpu_hour:,.2f}",
-        marks=tuple(
+        mark = Mark(value=usd, text=f"${formatting.number(usd)}", tone=BASELINE_TONE)
+        dollars.append((f"hosted: {summary.hosted.source}", mark))
+    by_tokens = [
+        (
+            row.label,
             row_chart.interval_mark(
                 cost.usd_per_million_useful_tokens,
                 formatting.estimate(cost.usd_per_million_useful_tokens, prefix="$"),
                 tone=row_chart.row_tone(row),
-            )
-            for row, cost in priced
-        ),
-    )
-    is_assumed = any(mark.is_hollow for mark in dollars)
+            ),
+        )
+        for row, cost in priced
+    ]
+    is_assumed = any(mark.is_hollow for _, mark in dollars)
     hatched_note = " Hatched bars assume a speed-up that was not measured for that configuration." if is_assumed else ""
     source = published if published_by_label else None
     rate = formatting.estimate(None if best.cost is None else best.cost.usd_per_million_useful_tokens, prefix="$")
@@ -61,11 +66,8 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             remark="" if source is None else f", at ${_published_usd_per_hour(source):.2f} per GPU hour",
         ),
         groups=(
-            MarkGroup(names=tuple(row.label for row, _ in priced), panels=(by_tokens,)),
-            MarkGroup(
-                names=tuple(names),
-                panels=(Panel(title=f"10,000 samples at ${price.usd_per_gpu_hour:,.2f}", marks=tuple(dollars)),),
-            ),
+            one_panel(f"Per million useful tokens, at ${price.usd_per_gpu_hour:,.2f}", by_tokens),
+            one_panel(f"10,000 samples at ${price.usd_per_gpu_hour:,.2f}", dollars),
         ),
         caption=(
             "Cheapest first, in US$: shorter bars are better. More GPUs finish sooner at nearly the same cost; billed "

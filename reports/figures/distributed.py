@@ -1,9 +1,11 @@
 """Figure 11, distributed: throughput over ranks, and its share of linear scaling."""
 
+from collections.abc import Iterator
+
 from bench.records.status import TrialStatus
 from reports import formatting
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
+from reports.figures.drawing.layout import Chart, Mark, make_header, one_panel
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import PUBLISHED
 from reports.read import measurements, reference_results
@@ -18,14 +20,15 @@ from reports.summary.summary import Summary
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
-    rates = _values_by_ranks(run, "global_samples_per_sec")
+    measured = measurements.select(run, "global_samples_per_sec", "world_size", kind="distributed")
+    known = {int(each.context["world_size"]): each for each in measured if each.value is not None}
+    rates = dict(sorted(known.items()))
     if not rates:
         return None
     steps = _rates_by_ranks(run)
     published = reference_results.matching_results(run)
     efficiencies = _efficiency_marks(steps, published)
     step_counts = [step.n_steps for step in steps.values()]
-    panel = Panel(title="Samples per second (vertical line: linear)", marks=tuple(_rate_marks(rates)))
     published_note = (
         " Hollow diamonds are the two published records; they contradict each other." if published is not None else ""
     )
@@ -39,36 +42,14 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             remark=": two contradictory records",
         ),
         groups=(
-            MarkGroup(names=tuple(formatting.count(ranks, "rank") for ranks in rates), panels=(panel,)),
-            MarkGroup(
-                names=tuple(name for name, _ in efficiencies),
-                panels=(
-                    Panel(
-                        title="Percent of linear scaling (dashed: 100 %)",
-                        marks=tuple(mark for _, mark in efficiencies),
-                        kind="dots",
-                        reference=100.0,
-                    ),
-                ),
-            ),
+            one_panel("Samples per second (vertical line: linear)", _rate_marks(rates)),
+            one_panel("Percent of linear scaling (dashed: 100 %)", efficiencies, kind="dots", reference=100.0),
         ),
         caption=(
             "Samples of all ranks together: bars that reach the vertical line scale linearly. Blue dots compare with "
             f"one rank. An interval that includes 100 % shows no cost of more ranks.{published_note}"
         ),
     )
-
-
-def _values_by_ranks(run: Run, name: str) -> dict[int, MeasuredValue]:
-    measured_values = [
-        measured
-        for measured in measurements.select(run, name, "world_size", kind="distributed")
-        if measured.value is not None
-    ]
-    return {
-        int(measured.context["world_size"]): measured
-        for measured in sorted(measured_values, key=lambda measured: int(measured.context["world_size"]))
-    }
 
 
 def _rates_by_ranks(run: Run) -> dict[int, MeasuredRate]:
@@ -80,13 +61,11 @@ def _rates_by_ranks(run: Run) -> dict[int, MeasuredRate]:
     return {ranks: per_config.measure(processes) for ranks, processes in sorted(processes_by_ranks.items())}
 
 
-def _rate_marks(rates: dict[int, MeasuredValue]) -> list[Mark]:
+def _rate_marks(rates: dict[int, MeasuredValue]) -> Iterator[tuple[str, Mark]]:
     fewest, first = next(iter(rates.items()))
-    linear = {ranks: (first.value or 0.0) * ranks / fewest for ranks in rates}
-    return [
-        row_chart.measured_mark(rate, "", limit=None if ranks == fewest else linear[ranks])
-        for ranks, rate in rates.items()
-    ]
+    for ranks, rate in rates.items():
+        linear = None if ranks == fewest else (first.value or 0.0) * ranks / fewest
+        yield formatting.count(ranks, "rank"), row_chart.measured_mark(rate, "", limit=linear)
 
 
 def _efficiency_marks(steps: dict[int, MeasuredRate], published: PublishedResults | None) -> list[tuple[str, Mark]]:

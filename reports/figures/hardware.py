@@ -2,7 +2,7 @@
 
 from reports import formatting
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
+from reports.figures.drawing.layout import Chart, Mark, make_header, one_panel
 from reports.figures.drawing.row_chart import RowFigure
 from reports.read import measurements, reference_results
 from reports.read.loaded_run import Run
@@ -44,25 +44,18 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             published=published,
         ),
         groups=(
-            MarkGroup(
-                names=tuple(f"{dtype}, {_size(copy):,}" for dtype, copy in largest.items()),
-                panels=(
-                    Panel(title="Matrix products, TFLOP/s (type, size)", marks=tuple(map(_mark, largest.values()))),
-                ),
+            one_panel(
+                "Matrix products, TFLOP/s (type, size)",
+                ((f"{dtype}, {_size(product):,}", _mark(product)) for dtype, product in largest.items()),
             ),
-            MarkGroup(
-                names=tuple(label for label, _ in copies),
-                panels=(
-                    Panel(
-                        title="Copies and reads, GB/s (logarithmic)",
-                        marks=tuple(
-                            _mark(copy, published_copy_rate if label == _COPIES[0][1] else None)
-                            for label, copy in copies
-                        ),
-                        kind="dots",
-                        log=True,
-                    ),
+            one_panel(
+                "Copies and reads, GB/s (logarithmic)",
+                (
+                    (label, _mark(copy, published_copy_rate if label == _COPIES[0][1] else None))
+                    for label, copy in copies
                 ),
+                kind="dots",
+                log=True,
             ),
         ),
         caption=f"{limit}These rates are upper limits for all other numbers of this report.",

@@ -2,7 +2,7 @@
 
 from reports import formatting
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
+from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header, one_panel
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import BASELINE_TONE, OTHER_TONE
 from reports.read import measurements, reference_results
@@ -43,7 +43,6 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         for precision in precisions
         for name, label, tone in _MEMORY
     ]
-    memory = [(name, each) for name, each in memory if each.value is not None]
     return RowFigure(
         header=make_header(
             summary,
@@ -54,10 +53,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         ),
         groups=(
             MarkGroup(names=tuple(_TIMES.values()), panels=row_chart.share_axis(seconds)),
-            MarkGroup(
-                names=tuple(name for name, _ in memory),
-                panels=(Panel(title="Device memory, GB", marks=tuple(each for _, each in memory)),),
-            ),
+            one_panel("Device memory, GB", ((name, each) for name, each in memory if each.value is not None)),
         ),
         caption=("The first load also starts CUDA and imports libraries, and its files may come from the disk."),
     )

@@ -22,7 +22,6 @@ from reports.figures.drawing.style import (
     DEEP_TONE,
     MUTED,
     OTHER_TONE,
-    PAPER,
     shorten_text,
     text_width_in,
 )
@@ -33,13 +32,10 @@ _MAX_POINTS = 300
 _LABEL_HEIGHT_IN, _LABEL_SIZE = 0.2, 8.5
 _NAME_IN = 1.9  # maximum width of the name in a label
 _FEW_POINTS = 3  # a line through fewer held-out losses would suggest a course that was not measured
+_MARKERS, _LINE_STYLES = "os^Dv><P", ("-", "--", "-.", ":")  # no two curves have the same pair
+_MARKS_PER_CURVE = 8
 
 Floats = NDArray[np.float64]
-
-
-_MARKERS = "os^Dv><"  # filled, then hollow: no two curves have the same
-_MARKS_PER_CURVE = 8
-_TONES, _LINE_STYLES = (OTHER_TONE, MUTED), ("-", "--", "-.")  # neither the baseline nor recommended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +83,9 @@ class LossFigure:
     def draw(self) -> Figure:
         height_in = max(2.4, _LABEL_HEIGHT_IN * (len(self.curves) + 1))
         layout = create_layout(self.header, height_in + 0.9)
-        labels = list(map(_label, self.curves))
-        room = max(text_width_in(label, _LABEL_SIZE) for label in labels) + 0.7
+        room = max(text_width_in(_label(curve), _LABEL_SIZE) for curve in self.curves) + 0.7
         (axes,) = layout.panels(1, MARGIN_IN + 0.5, 0.0, height_in + 0.7, RIGHT_IN + room)
-        _draw(axes, self, labels)
-        _draw_legend(axes, self)
+        _draw(axes, self)
         return layout.figure
 
 
@@ -108,7 +102,10 @@ def gather(summary: Summary, run: Run) -> LossFigure | None:
     rows_by_label = {str(label): rows for label, rows in usable.groupby("configuration", observed=True)}
     best = summary.recommended_label
     drawn = [label for label in tones if label in rows_by_label]
-    curves = tuple(_curve(label, rows_by_label[label], DEEP_TONE if label == best else tones[label]) for label in drawn)
+    curves = sorted(
+        (_curve(label, rows_by_label[label], DEEP_TONE if label == best else tones[label]) for label in drawn),
+        key=lambda curve: -curve.last_loss,  # as the curves end, so that the legend has their order
+    )
     trials = [int(rows_by_label[label]["trial_id"].nunique()) for label in drawn]
     medians = f"medians over n = {formatting.number_range(trials)} trials of a configuration"
     subset_note = row_chart.describe_subset(summary)
@@ -116,7 +113,7 @@ def gather(summary: Summary, run: Run) -> LossFigure | None:
     n_text = medians if max(trials) > 1 else "n = 1 trial each"
     return LossFigure(
         header=make_header(summary, title, n_text, subset_note, "nats per token"),
-        curves=curves,
+        curves=tuple(curves),
         x_title="optimizer step",
         warmup=float(usable.loc[usable["phase"] == "warmup", "step"].max()) + 0.5
         if (usable["phase"] == "warmup").any()
@@ -178,51 +175,31 @@ def _label(curve: LossCurve) -> str:
     return f"{name}: {formatting.number(curve.last_loss, 2)}, {amount} tokens"
 
 
-def _draw(axes: Any, figure: LossFigure, labels: Sequence[str]) -> None:
+def _draw(axes: Any, figure: LossFigure) -> None:
+    """Draw the curves, named at the right. One that does not fall stands out."""
     if figure.warmup:
         axes.axvspan(0.5, figure.warmup, color=BAND, linewidth=0, zorder=0)
-    for number, (curve, label) in enumerate(zip(figure.curves, labels, strict=True)):
-        tone = curve.tone if curve.tone != OTHER_TONE else _TONES[number % len(_TONES)]
-        tone = tone if curve.is_falling or curve.held_out else ACCENT_TONE
-        bold = tone in (DEEP_TONE, ACCENT_TONE)
+    for number, curve in enumerate(figure.curves):
+        tone = curve.tone if curve.is_falling or curve.held_out else ACCENT_TONE
         stride = max(1, len(curve.x) // _MARKS_PER_CURVE)
         axes.plot(
             curve.x,
             curve.loss,
-            label=label,
+            label=_label(curve),
             color=tone,
-            linewidth=2.0 if bold else 1.0,
-            linestyle="-" if bold or curve.tone != OTHER_TONE else _LINE_STYLES[number % len(_LINE_STYLES)],
+            linewidth=2.0 if tone in (DEEP_TONE, ACCENT_TONE) else 1.0,
+            linestyle=_LINE_STYLES[number // len(_MARKERS) % len(_LINE_STYLES)],
             marker=_MARKERS[number % len(_MARKERS)],
-            markerfacecolor=PAPER if number >= len(_MARKERS) else tone,
             markersize=4.5,
             markevery=(number % stride, stride),  # shifted, so that markers of close curves do not hide each other
-            zorder=3 if bold else 2,
         )
         _draw_held_out(axes, curve)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=_LABEL_SIZE, borderaxespad=0.0, labelcolor=MUTED)
     axes.set_title(f"Loss by {figure.x_title}")
     axes.set_xlabel(figure.x_title, labelpad=2)
-    is_steps = figure.x_title.endswith("step")
-    first, last = (0.5, 1.5) if is_steps else (0.0, 0.0)
-    end = max(last, *(float(curve.x[-1]) for curve in figure.curves))
-    axes.set_xlim(first - (0.0 if is_steps else 0.02 * end), end)
-    row_chart.format_x_axis(axes, integer=is_steps)
+    row_chart.format_x_axis(axes, integer=figure.x_title.endswith("step"))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.tick_params(axis="y", labelsize=8.0, labelcolor=MUTED)
-
-
-def _draw_legend(axes: Any, figure: LossFigure) -> None:
-    """Name the curves at the right, the highest last loss first, as the curves end."""
-    order = sorted(range(len(figure.curves)), key=lambda number: -figure.curves[number].last_loss)
-    handles = axes.get_legend_handles_labels()[0]
-    axes.legend(
-        handles=[handles[number] for number in order],
-        labelcolor=[MUTED if figure.curves[number].is_falling else ACCENT_TONE for number in order],
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.0),
-        fontsize=_LABEL_SIZE,
-        borderaxespad=0.0,
-    )
 
 
 def _draw_held_out(axes: Any, curve: LossCurve) -> None:

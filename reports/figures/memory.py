@@ -6,13 +6,7 @@ from statistics import median
 from bench.records.status import TrialStatus
 from reports import formatting
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.layout import (
-    Chart,
-    Mark,
-    MarkGroup,
-    Panel,
-    make_header,
-)
+from reports.figures.drawing.layout import Chart, Mark, make_header, one_panel
 from reports.figures.drawing.row_chart import RowFigure
 from reports.read import reference_results
 from reports.read.loaded_run import Run
@@ -35,21 +29,19 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     capacity = _capacity_bytes(run)
     published = reference_results.matching_results(run)
     published_by_label = reference_results.training_by_label(run, published)
-    marks = [_mark(row, predicted.get(row.label), published_by_label.get(row.label), capacity) for row in rows]
+    marks = [
+        (row.label, _mark(row, predicted.get(row.label), published_by_label.get(row.label), capacity)) for row in rows
+    ]
     dashed = "" if capacity is None else f" (dashed: {formatting.number(capacity / 1e9)})"
-    panel = Panel(
-        title=f"Peak GPU memory, GB{dashed}",
-        marks=tuple(marks),
-        reference=None if capacity is None else capacity / 1e9,
-    )
+    reference = None if capacity is None else capacity / 1e9
     return RowFigure(
         header=make_header(
             summary,
             _title(rows, capacity, predicted),
             "largest peak of any worker, as counted by the allocator",
-            published=published if any(mark.published for mark in marks) else None,
+            published=published if any(mark.published for _, mark in marks) else None,
         ),
-        groups=(MarkGroup(names=tuple(row.label for row in rows), panels=(panel,)),),
+        groups=(one_panel(f"Peak GPU memory, GB{dashed}", marks, reference=reference),),
         caption=(
             "Bars are measured peaks, short vertical lines the predictions made before the trial, the dashed line is "
             "the GPU's memory. Hatched bars ran out of memory in every trial."

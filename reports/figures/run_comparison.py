@@ -2,7 +2,7 @@
 
 from reports import formatting
 from reports.comparison.compare import ELAPSED, RESOLUTION, STEADY, ComparedRow, Comparison
-from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
+from reports.figures.drawing.layout import Chart, Mark, make_header, one_panel
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import ACCENT_TONE, BASELINE_TONE, OTHER_TONE
 from reports.read import measurements
@@ -24,9 +24,9 @@ def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> 
     )[:_MAX_ROWS]
     band = max(RESOLUTION, comparison.tolerance)
     n_omitted = len(comparison.rows) - len(drawn)
-    panel = Panel(
-        title=f"Speed, x that of {comparison.before[0]} (dashed: no change; band: {100 * band:g} %)",
-        marks=tuple(map(_mark, drawn)),
+    group = one_panel(
+        f"Speed, x that of {comparison.before[0]} (dashed: no change; band: {100 * band:g} %)",
+        ((_name(row), _mark(row)) for row in drawn),
         kind="dots",
         log=True,
         reference=1.0,
@@ -42,7 +42,7 @@ def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> 
             if n_omitted
             else "",
         ),
-        groups=(MarkGroup(names=tuple(_name(row) for row in drawn), panels=(panel,)),),
+        groups=(group,),
         caption=(
             f"Right of the dashed line is faster. Same means an interval within {100 * band:g} % of no change; "
             "hollow dots are undecided. What differs between these two runs may be the day's."

@@ -5,7 +5,7 @@ import pandas as pd
 from bench.records.status import TrialStatus
 from reports import formatting
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
+from reports.figures.drawing.layout import Chart, Mark, make_header, one_panel
 from reports.figures.drawing.row_chart import RowFigure
 from reports.read.loaded_run import Run
 from reports.summary.rows import ConfigurationRow
@@ -26,11 +26,8 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     drawn = sum(map(len, offsets.values()))
     stride = -(-drawn // _MAX_STEPS)
     clipped = any((each > MAX_OFFSET_PERCENT).any() for each in offsets.values())
-    panel = Panel(
-        title=f"Steps, % off the step time{f' ({MAX_OFFSET_PERCENT:.0f}: or more)' if clipped else ''}",
-        marks=tuple(_mark(row, offsets[row.label][::stride]) for row in rows),
-        kind="points",
-    )
+    title = f"Steps, % off the step time{f' ({MAX_OFFSET_PERCENT:.0f}: or more)' if clipped else ''}"
+    marks = ((row.label, _mark(row, offsets[row.label][::stride])) for row in rows)
     within = float(pd.concat(list(offsets.values())).abs().quantile(0.9))
     return RowFigure(
         header=make_header(
@@ -39,7 +36,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             *row_chart.header_facts(summary),
             f"1 in {stride} of {drawn:,} steps drawn" if stride > 1 else "",
         ),
-        groups=(MarkGroup(names=tuple(row.label for row in rows), panels=(panel,)),),
+        groups=(one_panel(title, marks, kind="points"),),
         caption=(
             "Each mark is one step of one worker, the line is the configuration's step time; steps far to the right "
             "were disturbed."

@@ -6,7 +6,7 @@ A chart gathers a little plain data from a run, if any; the data can draw and de
 figure's numbers without drawing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,6 +70,13 @@ class MarkGroup:
 
     names: tuple[str, ...]
     panels: tuple[Panel, ...]
+
+
+def one_panel(title: str, rows: Iterable[tuple[str, Mark]], **fields: Any) -> MarkGroup:
+    """Return a group of one panel from the rows' names and marks; `fields` are further fields of Panel."""
+    rows = tuple(rows)
+    panel = Panel(title=title, marks=tuple(mark for _, mark in rows), **fields)
+    return MarkGroup(names=tuple(name for name, _ in rows), panels=(panel,))
 
 
 WIDTH_IN = 11.0
