@@ -10,12 +10,12 @@ not measured. Not covered: the control plane, the build VM, and interruptions of
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
+from datetime import UTC, date, datetime
 from statistics import median
 from typing import Any, Self
 
 from bench.records.result import TrialResult
-from bench.records.validation import checked
+from bench.records.validation import FieldError, check_ranges, checked
 from reports import formatting
 from reports.statistics.types import Estimate
 
@@ -28,8 +28,15 @@ HOURS_PER_MONTH = 730.0  # the length of a month that clouds bill
 SHORT_TEXT: dict[str, Any] = {"pattern": r"\A(?=.*\S).{1,200}\Z", "expected": "text of at most 200 characters"}
 
 
+class Checked:
+    """A part of a price table, whose values are checked."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Dated:
+class Dated(Checked):
     """A price of a price table, with its unit, its source and the day when it was recorded."""
 
     amount: float = checked(gt=0, le=10_000)
@@ -37,9 +44,14 @@ class Dated:
     source: str = checked(**SHORT_TEXT)
     dated: str = checked(pattern=r"\A\d{4}-\d\d-\d\d\Z", expected="a day, as 2026-11-20")
 
-    @property
-    def day(self) -> date:
-        return date.fromisoformat(self.dated)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            is_future = date.fromisoformat(self.dated) > datetime.now(UTC).date()
+        except ValueError as error:
+            raise FieldError("dated", str(error)) from error
+        if is_future:
+            raise FieldError("dated", f"{self.dated} is in the future")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,9 @@ table's. Invalid input raises PriceError with one line that names the file and t
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -17,10 +15,9 @@ from bench.records import schema
 from bench.records.atomic_files import read_regular
 from bench.records.schema import SchemaError
 from bench.records.status import Failure
-from bench.records.validation import FieldError, check_ranges, checked
+from bench.records.validation import checked
 from reports import formatting
-from reports.read.worker_fingerprints import CPU
-from reports.summary.cost import SHORT_TEXT, BootVolume, Dated, HostedPrice, NamedPrice, OtherPrice, Price
+from reports.summary.cost import SHORT_TEXT, BootVolume, Checked, Dated, HostedPrice, NamedPrice, OtherPrice, Price
 
 TABLE = Path(__file__).parents[1] / "prices.yaml"
 _MAX_TABLE_BYTES = 1_000_000  # room for thousands of shapes
@@ -34,15 +31,14 @@ class PriceError(Failure, ValueError):
 class Pricing:
     """The settings about cost. Without any, a run's prices are those of its GPU in the table, if it has an entry.
 
-    `table` is the user's; None: `list_prices`, those of the provider, or none. `shape` names a shape of the table; None
-    selects it by the GPU's name.
+    `table` is the user's or the provider's, None without one. `shape` names a shape of the table, else of the project's;
+    None selects it by the GPU's name.
     """
 
     usd_per_gpu_hour: float | None = None
     source: str | None = None
     shape: str | None = None
-    table: Path | None = None
-    list_prices: Path | None = TABLE
+    table: Path | None = TABLE
     hosted_usd_per_10000_samples: float | None = None
     hosted_usd_per_million_tokens: float | None = None
     hosted_source: str | None = None
@@ -77,7 +73,7 @@ def _source(setting: str, amount: float, source: str | None, requirement: str) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Shape:
+class _Shape(Checked):
     gpu: str = checked(**SHORT_TEXT)
     gpus: int = checked(ge=1, le=64)
     on_demand: Dated
@@ -87,7 +83,7 @@ class _Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PriceTable:
+class PriceTable(Checked):
     """A table of prices by shape, as in reports/prices.yaml. `others` are listed in reports but not added up."""
 
     schema_version: int = checked(ge=1, le=1)
@@ -108,54 +104,40 @@ def _parse(content: bytes) -> object:
     return yaml.load(content.decode(), _Loader)  # noqa: S506 - a SafeLoader
 
 
-def read_table(path: Path, *, today: date) -> PriceTable:
-    """Read the table at `path`. Raises PriceError if it is unreadable or invalid, or has a date after `today`."""
+def read_table(path: Path) -> PriceTable:
+    """Read the table at `path`. Raises PriceError if it is unreadable or invalid, or has a date in the future."""
+    example = "see reports/prices.yaml for an example"
     try:
         document = _parse(read_regular(path, max_bytes=_MAX_TABLE_BYTES))
+        return schema.from_json(PriceTable, document)
     except OSError as error:
         raise PriceError(f"{path}: cannot be read: {error.strerror}", remedy="check cost.prices") from error
     except RecursionError as error:
-        raise PriceError(f"{path}: nested too deeply", remedy="see reports/prices.yaml for an example") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date such as 2026-02-30
+        raise PriceError(f"{path}: nested too deeply", remedy=example) from error
+    except SchemaError as error:
+        raise PriceError(f"{path}: {error}", remedy=example) from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f":{mark.line + 1}"
-        raise PriceError(f"{path}{line}: not valid YAML", remedy="see reports/prices.yaml for an example") from error
-    try:
-        table = schema.from_json(PriceTable, document)
-    except SchemaError as error:
-        raise PriceError(f"{path}: {error}", remedy="see reports/prices.yaml for an example") from error
-    for key, part in _parts(table):
-        try:
-            check_ranges(part)
-            is_future = isinstance(part, Dated) and part.day > today
-        except (FieldError, ValueError) as error:
-            raise PriceError(f"{path}: {key}{error}", remedy="see reports/prices.yaml for an example") from error
-        if is_future:
-            raise PriceError(
-                f"{path}: {key}dated: {part.dated} is in the future (today is {today.isoformat()})",
-                remedy="set it to the day when the price was checked",
-            )
-    return table
+        raise PriceError(f"{path}{line}: not valid YAML", remedy=example) from error
 
 
-def select_prices(pricing: Pricing, devices: Sequence[str], *, today: date) -> tuple[Price, ...]:
+def select_prices(pricing: Pricing, devices: Sequence[str]) -> tuple[Price, ...]:
     """Return the prices of a run on these devices, the main one first; () if none is known.
 
     Raises PriceError for a price without source, an unknown shape, or an invalid table.
     """
     own, name = pricing.price(), pricing.shape
-    if name is None and pricing.table is None and set(devices) <= {CPU}:
-        return () if own is None else (own,)
-    path = pricing.table or pricing.list_prices or (None if name is None else TABLE)
-    if path is None:
-        return () if own is None else (own,)
-    table = read_table(path, today=today)
-    if name is not None and name not in table.shapes:
-        known = formatting.first_n([repr(shape) for shape in table.shapes]) or "no shape"
-        raise PriceError(f"cost.shape: {name!r}: unknown shape", remedy=f"{path} has {known}")
-    if name is None and len(devices) == 1:
-        name = next((shape for shape, entry in table.shapes.items() if entry.gpu == devices[0]), None)
-    listed = () if name is None else _prices(name, table)
+    path = pricing.table or (None if name is None else TABLE)
+    listed: tuple[Price, ...] = ()
+    if path is not None:
+        table = read_table(path)
+        if name is None and len(devices) == 1:
+            name = next((shape for shape, entry in table.shapes.items() if entry.gpu == devices[0]), None)
+        elif name is not None and name not in table.shapes:
+            known = formatting.first_n([repr(shape) for shape in table.shapes]) or "no shape"
+            raise PriceError(f"cost.shape: {name!r}: unknown shape", remedy=f"{path} has {known}")
+        listed = () if name is None else _prices(name, table)
     return listed if own is None else (own, *listed)
 
 
@@ -178,15 +160,3 @@ def _prices(name: str, table: PriceTable) -> tuple[Price, ...]:
         )
         for kind, price in named
     )
-
-
-def _parts(table: PriceTable) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a table, each after its key."""
-    yield "", table
-    yield from ((f"others.{name}: ", price) for name, price in table.others.items())
-    for name, shape in table.shapes.items():
-        key = f"shapes.{name}: "
-        yield key, shape
-        parts = {each: getattr(shape, each) for each in ("on_demand", "preemptible", "boot_volume")}
-        parts |= {f"alternatives[{index}]": price for index, price in enumerate(shape.alternatives)}
-        yield from ((f"{key}{each}: ", price) for each, price in parts.items() if price is not None)

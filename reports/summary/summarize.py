@@ -4,7 +4,6 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import UTC, date, datetime
 from typing import Any
 
 import pandas as pd
@@ -100,14 +99,11 @@ _MEDIANS = ("first_loss", "last_loss", "load_time_sec")
 _LARGEST = ("peak_vram_bytes", "peak_rss_bytes")
 
 
-def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = None) -> Summary:
-    """Summarize a loaded run, priced by the settings. Raises prices.PriceError for an invalid price.
-
-    `today` is the latest allowed date of a price; the default is today in UTC.
-    """
+def summarize(run: Run, pricing: Pricing | None = None) -> Summary:
+    """Summarize a loaded run, priced by the settings. Raises prices.PriceError for an invalid price."""
     hosts = worker_fingerprints.describe_hosts(run.record, run.results)
     pricing = pricing or Pricing()
-    priced = select_prices(pricing, hosts.devices, today=today or datetime.now(UTC).date())
+    priced = select_prices(pricing, hosts.devices)
     trained = tuple(configuration for configuration in run.configurations if configuration.workload.is_compared)
     measured = _measure_all(run, trained)
     baseline = _baseline(trained)

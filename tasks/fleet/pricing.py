@@ -1,7 +1,6 @@
 """Cost settings, and the price of a worker's hour."""
 
 import dataclasses
-import datetime
 from collections.abc import Sequence
 
 from reports.summary import prices
@@ -15,13 +14,13 @@ from tasks.settings.layers import Settings
 def pricing(settings: Settings) -> Pricing:
     """Convert the cost settings."""
     cost, provider = settings.cost, known_provider(settings)
-    table = TABLE.name if provider is None else provider.price_table
+    listed = TABLE.name if provider is None else provider.price_table
+    table = None if listed is None else TABLE.with_name(listed)
     return Pricing(
-        list_prices=TABLE.with_name(table) if table is not None else None,
         usd_per_gpu_hour=cost.price_usd_per_gpu_hour,
         source=cost.price_source,
         shape=cost.shape,
-        table=None if cost.prices is None else settings.resolve_path(cost.prices),
+        table=table if cost.prices is None else settings.resolve_path(cost.prices),
         hosted_usd_per_10000_samples=cost.hosted_usd_per_10000_samples,
         hosted_usd_per_million_tokens=cost.hosted_usd_per_million_tokens,
         hosted_source=cost.hosted_source,
@@ -30,11 +29,9 @@ def pricing(settings: Settings) -> Pricing:
 
 def price_table(settings: Settings) -> PriceTable | None:
     """Return the table of prices in effect; None if the provider has none. Raises UsageError."""
-    selected = pricing(settings)
-    path = selected.table or selected.list_prices
-    today = datetime.datetime.now(datetime.timezone.utc).date()
+    path = pricing(settings).table
     with translate_errors(UsageError, PriceError):
-        return None if path is None else prices.read_table(path, today=today)
+        return None if path is None else prices.read_table(path)
 
 
 def hosted_price(settings: Settings) -> HostedPrice | None:
@@ -45,9 +42,8 @@ def hosted_price(settings: Settings) -> HostedPrice | None:
 
 def price_of(settings: Settings, devices: Sequence[str]) -> Price | None:
     """Return the price for workers with these devices; None if no price is known. Raises UsageError."""
-    today = datetime.datetime.now(datetime.timezone.utc).date()
     with translate_errors(UsageError, PriceError):
-        return next(iter(prices.select_prices(pricing(settings), devices, today=today)), None)
+        return next(iter(prices.select_prices(pricing(settings), devices)), None)
 
 
 def worker_price(settings: Settings, device: str | None) -> Price | None:

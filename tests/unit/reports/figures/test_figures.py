@@ -109,7 +109,7 @@ def test_inference_has_a_row_for_each_precision_and_batch_and_its_caption_the_co
     marks = marks_by_row(figure)
     costs = [f"${1000 / marks[f'4 bit, batch {batch}'].value:,.2f} at batch {batch}" for batch in (1, 8)]
     assert f"4 bit, base: {', '.join(costs)}" in figure.caption  # a tenth of a cent per second
-    assert "$" not in inference.gather(summarize(run, Pricing(list_prices=None)), run).caption
+    assert "$" not in inference.gather(summarize(run, Pricing(table=None)), run).caption
 
 
 def test_the_diagnosis_compares_each_factor_with_the_centre_and_shows_out_of_memory(a10):

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import io
-from datetime import date
 
 import pandas as pd
 
@@ -53,7 +52,7 @@ def test_files_of_two_runs_can_be_concatenated_and_have_every_setting(tmp_path):
 
 def test_costs_have_one_line_per_configuration_price_and_number_of_gpus(tmp_path):
     synthetic.write_run(tmp_path / "a")
-    summary = summarize(load(tmp_path / "a"), Pricing(shape="VM.GPU.A10.1"), today=date(2027, 1, 1))
+    summary = summarize(load(tmp_path / "a"), Pricing(shape="VM.GPU.A10.1"))
     frame = costs(summary)
     assert not frame.duplicated(["run_id", "configuration", "name", "gpus"]).any()
     assert len(frame) == 2 * 3 * 3

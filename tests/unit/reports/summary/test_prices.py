@@ -9,7 +9,6 @@ import yaml
 from reports.summary.prices import PriceError, Pricing, read_table, select_prices
 from tests.support.cases import load_cases
 
-TODAY = date(2027, 1, 1)
 A10 = ("NVIDIA A10",)
 
 
@@ -27,7 +26,7 @@ def table(folder, **changed):
 
 
 def test_the_projects_table_is_valid_and_has_the_a10():
-    first, *others = select_prices(Pricing(), A10, today=TODAY)
+    first, *others = select_prices(Pricing(), A10)
     assert (first.name, first.usd_per_gpu_hour, first.shape) == ("on-demand", 2.0, "VM.GPU.A10.1")
     assert "B95909" in first.source
     assert first.dated is not None
@@ -40,7 +39,7 @@ def test_the_projects_table_is_valid_and_has_the_a10():
 
 def test_a_price_in_the_settings_comes_before_the_tables_and_the_preemptible_one_last(tmp_path):
     pricing = Pricing(usd_per_gpu_hour=1.5, source="our contract", table=table(tmp_path))
-    selected = select_prices(pricing, ["NVIDIA X"], today=TODAY)
+    selected = select_prices(pricing, ["NVIDIA X"])
     assert [(price.name, price.usd_per_gpu_hour, price.gpus_per_node) for price in selected] == [
         ("set", 1.5, 1),
         ("on-demand", 4.0, 2),
@@ -50,11 +49,11 @@ def test_a_price_in_the_settings_comes_before_the_tables_and_the_preemptible_one
 
 @pytest.mark.parametrize("devices", [("CPU",), ("NVIDIA T4",), ("NVIDIA A10", "NVIDIA H200"), ()])
 def test_an_unknown_gpu_and_a_mixed_run_have_no_price(devices):
-    assert select_prices(Pricing(), devices, today=TODAY) == ()
+    assert select_prices(Pricing(), devices) == ()
 
 
 def test_a_named_shape_is_priced_whatever_ran():
-    assert select_prices(Pricing(shape="VM.GPU.A10.1"), ("CPU",), today=TODAY)[0].usd_per_gpu_hour == 2.0
+    assert select_prices(Pricing(shape="VM.GPU.A10.1"), ("CPU",))[0].usd_per_gpu_hour == 2.0
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_a_named_shape_is_priced_whatever_ran():
 )
 def test_an_unknown_shape_a_price_without_a_source_and_no_table_are_refused(pricing, message):
     with pytest.raises(PriceError, match=message):
-        select_prices(pricing, A10, today=TODAY)
+        select_prices(pricing, A10)
 
 
 @pytest.mark.parametrize("case", load_cases(__file__, "invalid_shapes.yaml"))
@@ -82,7 +81,7 @@ def test_an_invalid_shape_is_refused_in_one_line_with_the_key(tmp_path, case):
         tmp_path, **{key: dated(**item) if isinstance(item, dict) else item for key, item in case["input"].items()}
     )
     with pytest.raises(PriceError) as refused:
-        select_prices(Pricing(table=path), ["NVIDIA X"], today=TODAY)
+        select_prices(Pricing(table=path), ["NVIDIA X"])
     assert str(refused.value).startswith(f"{path}: shapes.X.1: {case['expected']}: ")
     assert "\n" not in str(refused.value)
 
@@ -92,14 +91,14 @@ def test_a_file_that_is_not_a_table_is_refused_in_one_line(tmp_path, case):
     path = tmp_path / "prices.yaml"
     path.write_bytes(case["input"].encode("latin-1"))
     with pytest.raises(PriceError) as refused:
-        read_table(path, today=TODAY)
+        read_table(path)
     assert case["expected"] in str(refused.value)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_storage_and_traffic_are_listed_with_their_prices():
-    descriptions = [other.description for other in select_prices(Pricing(), A10, today=TODAY)[0].other_prices]
+    descriptions = [other.description for other in select_prices(Pricing(), A10)[0].other_prices]
     assert descriptions[0].startswith("file storage 0.3 USD per GB month (Oracle Cloud list price, part B89057, 20")
     assert descriptions[1].startswith("traffic out of North America, Europe and the UK 0.0085 USD per GB ")
     assert "10,240 GB" in descriptions[1]
