@@ -31,7 +31,7 @@ class PriceError(Failure, ValueError):
 class Pricing:
     """The settings about cost. Without any, a run's prices are those of its GPU in the table, if it has an entry.
 
-    `table` is the user's or the provider's, None without one. `shape` names a shape of the table, else of the project's;
+    `table` is the user's or the provider's, None without one. `shape` names a shape of the table;
     None selects it by the GPU's name.
     """
 
