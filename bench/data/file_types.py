@@ -11,7 +11,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -50,11 +50,10 @@ OTHER_SEPARATORS = ";\t|"
 JSON_COLUMNS = ("messages", "conversations")  # CSV has only text, so these are parsed
 DECODER = json.JSONDecoder(object_pairs_hook=schema.object_from_pairs)
 PLAIN_DECODER = json.JSONDecoder()
-MARK = re.compile(r"[ \t\r\n]*(.?)[ \t\r\n]*", re.DOTALL)  # a character between blanks
 KNOWN_COLUMNS = frozenset(key for data_format in FORMATS for key in data_format.known)
 
-# The JSON text of a row, its object with our names of its columns, or why it cannot be used.
-Row: TypeAlias = bytes | dict[str, Any] | InputError
+# A row with our names of its columns, or why it cannot be used.
+Row: TypeAlias = dict[str, Any] | InputError
 
 
 def expand(path: str) -> list[Path]:
@@ -133,8 +132,6 @@ class DataRows:
                 self.sha256, self.bytes = hash_file(file), before.st_size
                 file.seek(0)
                 for number, row in self._rows(file):
-                    if isinstance(row, bytes) and len(row) > MAX_ROW_BYTES:
-                        raise _too_long(f"{self.path}: {self.unit} {number}")
                     yield number, row
             after = self.path.stat()
             if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
@@ -166,9 +163,12 @@ class DataRows:
                 raise InputError(f"{self.path}: {shown} is not read here", remedy=READ)
         if first_bytes.lstrip().startswith(b"["):  # no line of JSONL and no header of CSV begins so
             self.unit = "row"
-            return _array_rows(self.path, stream, min(maximum, MAX_ARRAY_BYTES))
+            documents = _array_values(self.path, stream, min(maximum, MAX_ARRAY_BYTES))
+            return _object_rows(f"{self.path}: row", documents, self._names)
         lines = _lines(self.path, stream, maximum)
-        return _csv_rows(self.path, lines, self._names) if CSV_NAME.fullmatch(self.path.name) else lines
+        if CSV_NAME.fullmatch(self.path.name):
+            return _csv_rows(self.path, lines, self._names)
+        return _object_rows(f"{self.path}: line", (line for line in lines if line[1].strip()), self._names)
 
 
 def sha256_of(path: Path) -> str:
@@ -203,39 +203,41 @@ def _lines(path: Path, stream: io.BufferedReader, maximum: int) -> Iterator[tupl
         yield number, line
 
 
-def parse_json(location: str, text: str, remedy: str = "write one complete object per line") -> Any:
+def parse_json(location: str, text: str | bytes, remedy: str = "write one complete object per line") -> Any:
     """Return the value of a JSON text. Raises InputError, also for an object with a key twice."""
     try:
-        return DECODER.decode(text)
+        return DECODER.decode(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{location}: not UTF-8 text") from error
     except schema.SchemaError as error:
         raise InputError(f"{location}: {error}", remedy="remove one of them") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{location}: not JSON", remedy=remedy) from error
 
 
-def _array_rows(path: Path, stream: io.BufferedReader, maximum: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the texts of an array's values; the whole text is held in memory."""
-    text, number = b"".join(line for _, line in _lines(path, stream, maximum)).decode(), 0
-    mark, position = _next_mark(text, 0)
-    if text.startswith("]", position):
-        mark, position = _next_mark(text, position)
-    while mark in ("[", ","):
-        number += 1
+def _array_values(path: Path, stream: io.BufferedReader, maximum: int) -> Iterator[tuple[int, Any]]:
+    """Yield the values of an array, which is held in memory."""
+    text = b"".join(line for _, line in _lines(path, stream, maximum))
+    try:
+        values = DECODER.decode(text.decode())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not a JSON array: {error}", remedy="write one JSON array of objects") from error
+    yield from enumerate(values, start=1)
+
+
+def _object_rows(unit: str, documents: Iterable[tuple[int, Any]], names: ColumnNames) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of objects, parsed ones or their texts."""
+    for number, document in documents:
+        location = f"{unit} {number}"
+        if isinstance(document, bytes) and len(document) > MAX_ROW_BYTES:
+            raise _too_long(location)
         try:
-            _, end = PLAIN_DECODER.raw_decode(text, position)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}: row {number}: not JSON", remedy="write one JSON array of objects") from error
-        yield number, text[position:end].encode()
-        mark, position = _next_mark(text, end)
-    if mark != "]" or position < len(text):
-        expected = "nothing after the array" if mark == "]" else "a comma or the end of the array after it"
-        raise InputError(f"{path}: row {number}: expected {expected}", remedy="write one JSON array of objects")
-
-
-def _next_mark(text: str, position: int) -> tuple[str, int]:
-    """Return the next character that is not blank, and the position of what follows it that is not blank."""
-    match = next(MARK.finditer(text, position))
-    return match[1], match.end()
+            row = parse_json(location, document) if isinstance(document, bytes) else document
+            if not isinstance(row, dict):
+                raise InputError(f"{location}: expected a JSON object, found {schema.type_name(row)}")
+            yield number, dict(zip(names.rename(location, list(row)), row.values(), strict=True))
+        except InputError as error:
+            yield number, error
 
 
 def _csv_rows(path: Path, lines: Iterator[tuple[int, bytes]], names: ColumnNames) -> Iterator[tuple[int, Row]]:

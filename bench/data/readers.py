@@ -13,14 +13,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bench.data import file_types
 from bench.data.conversations import parse_conversation
-from bench.data.file_types import ColumnNames, DataRows, Row, parse_json
+from bench.data.file_types import ColumnNames, DataRows, Row
 from bench.data.formats import detect_format
 from bench.data.inputs import Conversation, DataFacts, InputError
-from bench.records import schema
 from bench.records.training import DEFAULT_DATA_OPTIONS, MAX_SKIPPED_SHARE, DataOptions
 from bench.records.units import format_percent
 
@@ -114,8 +112,6 @@ class DataFile:
         for file in self._files:
             rows = DataRows(file, self._names)
             for number, row in rows:
-                if isinstance(row, bytes) and not row.strip():
-                    continue
                 try:
                     kind, conversation = self._parse_row(rows, number, row, kind)
                 except InputError as error:
@@ -140,9 +136,6 @@ class DataFile:
             raise row
         line = f"{rows.unit} {number}"
         location = f"{rows.path}: {line}"
-        if isinstance(row, bytes):
-            document = _parse_object(location, row)
-            row = dict(zip(self._names.rename(location, list(document)), document.values(), strict=True))
         data_format = detect_format(location, row)
         if expected_kind not in ("", data_format.name):
             raise InputError(
@@ -186,14 +179,3 @@ def read_data(path: Path, options: DataOptions = DEFAULT_DATA_OPTIONS) -> tuple[
     samples = next(count)
     facts = DataFacts(sha256=data.sha256, samples=samples, skipped=data.lines - samples)
     return facts, [conversation for conversation, _ in sorted(kept, key=lambda item: item[1])]
-
-
-def _parse_object(location: str, line: bytes) -> dict[str, Any]:
-    try:
-        text = line.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{location}: not UTF-8 text") from error
-    document = parse_json(location, text)
-    if not isinstance(document, dict):
-        raise InputError(f"{location}: expected a JSON object, found {schema.type_name(document)}")
-    return document

@@ -50,12 +50,9 @@ BROKEN = {
     "a label of no": ("d.csv", b"prompt,completion,label\na,b,False\n", "line 2: label: "),
     "a line not to train": ("d.csv", b"prompt,completion,train\na,b,0.0\n", "line 2: train: "),
     "a number in an array": ("d.json", as_array([ROWS[0], 12]), "row 2: .*a whole number"),
-    "a key twice": ("d.json", b'[{"prompt": "a", "prompt": "b", "completion": "c"}]', "row 1: .*'prompt'"),
-    "an open array": ("d.json", as_array(ROWS)[:-2], "row 300: "),
-    "a cut array": ("d.json", as_array(ROWS)[:-40], "row 300: not JSON"),
-    "no comma": ("d.json", as_array(ROWS[:1])[:-1] + as_array(ROWS[:1])[1:], "row 1: .*comma"),
-    "a last comma": ("d.json", as_array(ROWS[:2])[:-1] + b",]", "row 3: not JSON"),
-    "two arrays": ("d.json", as_array(ROWS[:1]) * 2, "row 1: .*nothing after"),
+    "a key twice": ("d.json", b'[{"prompt": "a", "prompt": "b", "completion": "c"}]', "array: .*'prompt'"),
+    "a cut array": ("d.json", as_array(ROWS)[:-40], "not a JSON array: .*column"),
+    "two arrays": ("d.json", as_array(ROWS[:1]) * 2, "not a JSON array: "),
     "Parquet in gzip": ("d.gz", gzip.compress(as_parquet(ROWS)), "gzip of Parquet"),
     "cut Parquet": ("d.parquet", as_parquet(ROWS)[:-9], "after row 0: "),
     "damaged Parquet": ("d.parquet", b"PAR1" + b"\xff" * 900 + as_parquet(ROWS)[904:], "after row 0: "),
@@ -85,7 +82,7 @@ BROKEN = {
     "a file of Arrow": ("d.arrow", b"ARROW1\0\0", "Arrow is not read.*to_parquet"),
     "a stream of Arrow": ("d.arrow", b"\xff\xff\xff\xff\0\0", "Arrow is not read"),
     "a folder": ("saved", {"state.json": b"{}"}, "is a folder; .*to_parquet"),
-    "not UTF-8 in an array": ("d.json", b'[{"prompt": "\xff"}]', "after row 0: "),
+    "not UTF-8 in an array": ("d.json", b'[{"prompt": "\xff"}]', "not a JSON array: .*0xff"),
 }
 
 
