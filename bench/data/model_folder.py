@@ -34,6 +34,7 @@ from bench.data.inputs import InputError, ModelFacts
 from bench.records.atomic_files import CHUNK_BYTES, sha256_of
 from bench.records.paths import DEMO_INPUTS, NODE_NAME_VARIABLE, SUMS_FILE
 from bench.records.schema import type_name
+from bench.records.sums_file import read_sums
 
 # Formats that can run code when they are read: rejected anywhere in the folder.
 PICKLE_SUFFIXES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
@@ -300,7 +301,10 @@ def processor_template(folder: Path) -> str | None:
 
 def _digest(folder: Path, names: list[str]) -> str:
     """Hash the sorted lines `sha256  name` of these files: equal with and without SHA256SUMS."""
-    listed = _read_sums(folder / SUMS_FILE) if (folder / SUMS_FILE).is_file() else {}
+    try:
+        listed = read_sums(folder) if (folder / SUMS_FILE).is_file() else {}
+    except ValueError as error:
+        raise InputError(f"{folder / SUMS_FILE}: {error}") from error
     combined = hashlib.sha256()
     for name in names:
         path = folder / name
@@ -315,16 +319,6 @@ def _digest(folder: Path, names: list[str]) -> str:
             )
         combined.update(f"{digest}  {name}\n".encode())
     return combined.hexdigest()
-
-
-def _read_sums(path: Path) -> dict[str, str]:
-    sums = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-        match = re.fullmatch(r"([0-9a-f]{64}) [ *](?:\./)?(.+)", line)
-        if not match:
-            raise InputError(f"{path}: line {number}: expected a sha256, two spaces and a file name")
-        sums[match[2]] = match[1]
-    return sums
 
 
 def read_shapes(path: Path) -> Shapes:

@@ -1,5 +1,6 @@
 """SHA256SUMS: the sha256 of each file of a folder, in the format of `sha256sum --check`."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,18 +11,21 @@ MAX_SUMS_BYTES = 64 << 20
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """Return the digests by name. Raises OSError, and ValueError for a file that is not text."""
+    """Return the digests by name. Raises OSError, and ValueError for another content."""
+    sums = {}
     lines = read_regular(folder / SUMS_FILE, max_bytes=MAX_SUMS_BYTES).decode().splitlines()
-    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    for number, line in enumerate(lines, start=1):
+        match = re.fullmatch(r"([0-9a-f]{64}) [ *](?:\./)?(.+)", line)
+        if not match:
+            raise ValueError(f"line {number}: expected a sha256, two spaces and a file name")
+        sums[match[2]] = match[1]
+    return sums
 
 
 def find_changed(folder: Path, digests: Mapping[str, str]) -> str | None:
     """Return the first name whose file is missing or has another digest; None if all are unchanged. Raises OSError."""
-    return next((name for name, digest in digests.items() if not _has_digest(folder / name, digest)), None)
-
-
-def _has_digest(path: Path, digest: str) -> bool:
-    return path.is_file() and sha256_of(path) == digest
+    paths = {name: folder / name for name in digests}
+    return next((name for name, path in paths.items() if not path.is_file() or sha256_of(path) != digests[name]), None)
 
 
 def folder_fault(folder: Path) -> str | None:
