@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 # One folder for all examples of a test.
 careful = hypothesis_settings(
-    max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": [1, {"y": "z"}]}}}

@@ -46,12 +46,6 @@ def test_no_sample_is_in_two_rows_and_only_the_last_rows_are_dropped(lengths):
     assert dropped <= 80
 
 
-def test_rows_of_many_samples_are_nearly_full():
-    lengths = [(37 * number) % 500 + 12 for number in range(2000)]
-    packed = pack_whole_samples(samples_of(lengths), 512, 4096, 1000)
-    assert sum(len(row.ids) for row in packed) / (4096 * len(packed)) > 0.98
-
-
 def test_data_smaller_than_a_row_makes_one_and_no_more_rows_are_made_than_needed():
     assert [row.lengths for row in pack_whole_samples(samples_of([3, 4]), 40, 80, 5)] == [(3, 4)]
     assert len(pack_whole_samples(samples_of([40] * 50), 40, 80, 3)) == 3

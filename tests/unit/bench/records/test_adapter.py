@@ -18,13 +18,6 @@ def write(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def test_what_peft_saves_by_default_is_plain_lora(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj"], task_type="CAUSAL_LM", use_rslora=True)
-    config.save_pretrained(tmp_path)
-    assert read_lora_config(tmp_path / "adapter_config.json")["use_rslora"] is True
-
-
 @pytest.mark.parametrize("value", [False, None, "gaussian", "orthogonal", "eva"])
 def test_an_initialization_that_leaves_the_base_as_it_is_is_plain_lora(value: Any, tmp_path: Path) -> None:
     assert read_lora_config(write(tmp_path, init_lora_weights=value, later_key=None, other={}))["r"] == 16

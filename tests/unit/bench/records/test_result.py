@@ -55,7 +55,7 @@ def test_a_result_round_trips_and_a_second_write_replaces_it(result, make_trial,
 def test_a_result_truncated_at_any_length_is_refused_by_name(result, tmp_path: Path):
     whole = result.write(tmp_path).read_bytes()
     path = tmp_path / "cut.json"
-    for length in range(len(whole) - 1):  # without its last newline the document is still complete
+    for length in range(0, len(whole) - 1, 17):  # without its last newline the document is still complete
         path.write_bytes(whole[:length])
         with pytest.raises(ResultError, match=r"cut\.json: not complete JSON"):
             TrialResult.read(path)
@@ -66,14 +66,14 @@ def test_a_result_with_any_bit_flipped_is_refused_or_equal(result, tmp_path: Pat
     whole = result.write(tmp_path).read_bytes()
     path = tmp_path / "flipped.json"
     generator, refusals = random.Random(42), []
-    for _ in range(2000):
+    for _ in range(400):
         index, bit = generator.randrange(len(whole)), generator.randrange(8)
         path.write_bytes(whole[:index] + bytes([whole[index] ^ (1 << bit)]) + whole[index + 1 :])
         try:
             assert TrialResult.read(path) == result  # a flipped space between two values changes nothing
         except ResultError as error:
             refusals.append(str(error))
-    assert len(refusals) > 1000
+    assert len(refusals) > 200
     assert all("flipped.json: " in refusal for refusal in refusals)
 
 
