@@ -72,7 +72,6 @@ class FleetView(View):
         self._planned = {trial.trial_id: trial for trial in planned}
         self._rows = {worker: WorkerRow(worker=worker) for worker in workers}
         self._ends: dict[str, TrialStatus] = {}
-        self._needs_login = False
 
     def __enter__(self) -> Self:
         self._started = self._clock()
@@ -135,27 +134,23 @@ class FleetView(View):
                 is_leader = named != row.worker and named in self._rows
                 text = f"waiting for {reason}" if is_leader else f"lost: {reason.removeprefix(f'{row.worker}: ')}"
                 return self._event_line(row, text, "red", event)
-            case EventType.CREDENTIALS_REJECTED:
+            case EventType.CREDENTIALS_REJECTED:  # one line for all workers: the cause is the operator's login
+                is_first = self._has_login()
                 row.trial_id, row.has_login = None, False
-                return self._on_login_needed(row, event)
+                text = f"no access: {event.reason}; running trials continue, and this run continues after you log in"
+                return self._event_line(row, text, "yellow", event) if is_first else None
             case EventType.WORKER_BACK:
                 had_login, row.has_login = row.has_login, True
-                return self._event_line(row, "back", "green", event) if had_login else self._on_login(row)
+                text = "back" if had_login else "access restored: the run continues"
+                return self._event_line(row, text, "green", event) if had_login or self._has_login() else None
             case _:
                 label, style, leaves = WORKER_EVENTS[event.kind]
                 line = self._event_line(row, f"{label}: {event.reason or 'no reason given'}", style, event)
                 row.trial_id = None if leaves else row.trial_id
                 return line
 
-    def _on_login_needed(self, row: WorkerRow, event: FleetEvent) -> Text | None:
-        """Return one line for all workers together, because the cause is the operator's login."""
-        was_logged_out, self._needs_login = self._needs_login, True
-        text = f"no access: {event.reason}; running trials continue, and this run continues after you log in"
-        return None if was_logged_out else self._event_line(row, text, "yellow", event)
-
-    def _on_login(self, row: WorkerRow) -> Text | None:
-        was_logged_out, self._needs_login = self._needs_login, False
-        return self._event_line(row, "access restored: the run continues", "green") if was_logged_out else None
+    def _has_login(self) -> bool:
+        return all(row.has_login for row in self._rows.values())
 
     def _on_progress(self, row: WorkerRow, progress: Progress) -> Text | None:
         is_new_phase = row.progress is None or progress.phase != row.progress.phase

@@ -233,24 +233,18 @@ def _compare(
 
 def _outcome(settings: Settings, record: QualityRecord, check: LossCheck) -> str:
     """Return one line: what a stage has shown of a configuration, and what follows."""
-    first, difference = first_difference_of(check), difference_of(check)
-    margin, planned = record.max_increase_percent, check.planned_pairs
-    text = f"{check.label}: {{}} ({difference_text(check)})"
-    if first is None or difference is None:
-        return text.format("not shown to be at the same loss as the reference")
+    first, margin, planned = first_difference_of(check), record.max_increase_percent, check.planned_pairs
+    shown = {
+        "same": "at the same loss as the reference",
+        "worse": f"more than {margin:g} % above the reference",
+    }.get(verdict_of(record, check.trial), "undecided, so not at the same loss as the reference")
+    line = f"{check.label}: {shown} ({difference_text(check)})"
+    if first is None:
+        return line
     if (wanted := _pairs_wanted(settings, record, check)) > planned:
-        return (
-            f"{check.label}: {difference_text(check)} after {formatting.count(first.pairs, 'pair')}; their deviation "
-            f"of {first.sd:.2g} % needs {wanted - planned} more"
-        )
-    verdict = verdict_of(record, check.trial)
-    if verdict != "undecided":
-        shown = (
-            "at the same loss as the reference" if verdict == "same" else f"more than {margin:g} % above the reference"
-        )
-        return text.format(shown)
-    line = text.format("undecided, so not at the same loss as the reference")
-    if (needed := pairs_of_both_stages(first, margin, MAX_PAIRS_SETTING)) > planned:
+        return f"{line}; the deviation of {first.sd:.2g} % between {planned} pairs needs {wanted - planned} more"
+    needed = pairs_of_both_stages(first, margin, MAX_PAIRS_SETTING)
+    if shown.startswith("undecided") and needed > planned:
         line += f"; to compare {needed - planned} pairs more, set quality.max_pairs to {needed} and resume the command"
     return line
 

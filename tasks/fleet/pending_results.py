@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.records.atomic_files import read_regular, sha256_of
+from bench.records.atomic_files import sha256_of
 from bench.records.checksummed import ResultError
-from bench.records.paths import LEDGER_FILE, RUN_FILE, SUMS_FILE
+from bench.records.paths import LEDGER_FILE, RUN_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord
+from bench.records.sums_file import read_sums
 from remote.cluster.kubeconfig import Target
 from remote.cluster.labels import COMPONENT_LABEL, RUN_ANNOTATION, WORKER, Object, label
 from remote.cluster.namespace_client import Cluster
@@ -24,7 +25,6 @@ from remote.jobs.job import Agent, slot_path
 from tasks.clients.workers import pod_hosts
 from tasks.fleet.run_store import TRAIN, resume_command
 
-_MAX_SUMS_BYTES = 100_000_000
 DISCARDED_FILE = "discarded"  # marks a run's folder: the operator gave up its results in the pods
 
 
@@ -134,11 +134,11 @@ def uncollected_reason(folder: Path, run: RunRecord) -> str | None:
     """Return what is missing from the folder of a run whose trials have ended; None if all of it was collected."""
     fetch_hint, trial_ids = f"`inv collect --run={run.run_id}` fetches it", [each.trial_id for each in run.planned]
     try:
-        checksums = read_regular(folder / SUMS_FILE, max_bytes=_MAX_SUMS_BYTES).decode(errors="replace")
-        ledger_sha256 = sha256_of(folder / LEDGER_FILE)
-    except OSError:
+        sums, ledger_sha256 = read_sums(folder), sha256_of(folder / LEDGER_FILE)
+    except (OSError, ValueError):
         return f"it was never collected; {fetch_hint}"
-    if f"{ledger_sha256}  {LEDGER_FILE}\n" not in checksums:
+    if sums.get(LEDGER_FILE) != ledger_sha256:
         return f"it continued after it was collected; {fetch_hint}"
-    absent = [trial_id for trial_id in trial_ids if f"  trials/{trial_id}/" not in checksums]
+    collected = {Path(name).parts[1] for name in sums if name.startswith(f"{TRIALS_FOLDER}/")}
+    absent = [trial_id for trial_id in trial_ids if trial_id not in collected]
     return f"{len(absent)} of {len(trial_ids)} trials were not collected; {fetch_hint}" if absent else None

@@ -30,7 +30,15 @@ from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, escape_c
 from tasks.fleet.live_display import FleetView
 from tasks.fleet.pending_results import DISCARDED_FILE
 from tasks.fleet.plan import FleetPlan, plan_fleet
-from tasks.fleet.run_store import make_folder, open_run, point_latest_at, refuse_copied_latest, resume_command
+from tasks.fleet.run_store import (
+    count_statuses,
+    format_statuses,
+    make_folder,
+    open_run,
+    point_latest_at,
+    refuse_copied_latest,
+    resume_command,
+)
 from tasks.settings.layers import Settings
 
 
@@ -151,24 +159,17 @@ def make_fleets(
 
 def report_outcome(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None:
     """Print the outcome if every trial succeeded. Otherwise raise Interrupted or SomeTrialsFailed."""
-    counts = Counter(entry.status for entry in ledger.entries.values() if entry.status is not None)
-    total = len(ledger.entries)
-    summary = ", ".join(f"{count} {end.value}" for end, count in counts.most_common())
+    entries, remedy = list(ledger.entries.values()), f"`{resume_command(run)}` tries what did not succeed again"
+    summary = f"run {run.run_id}: {format_statuses(count_statuses(entries), len(entries))}"
     if interrupted:
-        raise Interrupted(
-            f"run {run.run_id}: interrupted: {summary}", remedy=f"resume it with `inv bench --resume={run.run_id}`"
-        )
-    if counts[TrialStatus.SUCCEEDED] == total:
-        print(f"run {run.run_id}: {'the trial' if total == 1 else f'all {total} trials'} SUCCEEDED")
+        raise Interrupted(f"{summary}; interrupted", remedy=remedy)
+    if all(entry.status is TrialStatus.SUCCEEDED for entry in entries):
+        print(summary)
         return
-    for reason, count in Counter(
-        entry.reason for entry in ledger.entries.values() if entry.status is TrialStatus.LOST
-    ).most_common(5):
+    lost = Counter(entry.reason for entry in entries if entry.status is TrialStatus.LOST)
+    for reason, count in lost.most_common(5):
         print(f"LOST: {formatting.count(count, 'trial')}: {escape_controls(reason or 'unknown reason')}")
-    raise SomeTrialsFailed(
-        f"run {run.run_id}: {summary} of {total}",
-        remedy=f"`inv bench --resume={run.run_id}` tries what did not succeed again",
-    )
+    raise SomeTrialsFailed(summary, remedy=remedy)
 
 
 @contextlib.contextmanager

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import Trial
-from bench.records.adapter import MAX_CONFIG_BYTES, read_lora_config
-from bench.records.atomic_files import read_regular, regular_file_size, sha256_of
+from bench.records.adapter import read_lora_config
+from bench.records.atomic_files import regular_file_size, sha256_of
 from bench.records.checksummed import ResultError
 from bench.records.paths import ADAPTER_FOLDER, RUN_FILE, SUMS_FILE, TRAINING_FILE
 from bench.records.run import RunRecord
+from bench.records.sums_file import find_changed, read_sums
 from bench.records.training import TrainingRecord
 from remote.hosts.host_protocol import Host
 from remote.jobs.job import Agent
@@ -94,23 +95,21 @@ def _adapter_of_run(run_folder: Path) -> InitAdapter:
 
 def _verified_sha256(folder: Path) -> str:
     """Return the weights' sha256 after comparing both files with the folder's SHA256SUMS, if it has one."""
-    remedy, actual = "name a run of `inv train`, or a folder that peft saved", dict[str, str]()
+    remedy = "name a run of `inv train`, or a folder that peft saved"
     try:
         for name in (WEIGHTS_FILE, CONFIG_FILE):
             regular_file_size(folder / name, follow=True)
-            actual[name] = sha256_of(folder / name)
-        sums = read_regular(folder / SUMS_FILE, max_bytes=MAX_CONFIG_BYTES) if (folder / SUMS_FILE).exists() else b""
-    except OSError as error:
-        raise UsageError(f"{SETTING}: {error.filename or folder}: {error.strerror}", remedy=remedy) from error
-    pairs = (line.split(maxsplit=1) for line in sums.decode(errors="replace").splitlines())
-    digests = {parts[1]: parts[0] for parts in pairs if len(parts) == 2}
-    for name, sha256 in actual.items():
-        if digests.get(name, sha256) != sha256:
+        sums = read_sums(folder) if (folder / SUMS_FILE).exists() else {}
+        changed = find_changed(folder, {name: sums[name] for name in (WEIGHTS_FILE, CONFIG_FILE) if name in sums})
+        if changed is not None:
             raise ConfirmationRequired(
-                f"{SETTING}: {folder / name}: sha256 differs from the one in {SUMS_FILE}",
+                f"{SETTING}: {folder / changed}: sha256 differs from the one in {SUMS_FILE}",
                 remedy="copy the folder again",
             )
-    return actual[WEIGHTS_FILE]
+        return sha256_of(folder / WEIGHTS_FILE)
+    except (OSError, ValueError) as error:
+        where, why = getattr(error, "filename", None) or folder, getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{SETTING}: {where}: {why}", remedy=remedy) from error
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -32,20 +32,14 @@ ALREADY_DONE = "succeeded, nothing to resume"
 
 def find_changes(run: RunRecord, settings: Settings) -> list[str]:
     """List the settings that differ from the run's plan, in the order of the settings, as one line each."""
-    planned_settings, current_settings = run.settings, settings.public()
-    planned_train = planned_settings.get("train", {})
-    names = [name for name in current_settings["train"] if name in planned_train and name not in OPERATOR_SETTINGS]
-    values = [(f"train.{name}", planned_train[name], current_settings["train"][name]) for name in names]
-    sections = [
-        section
-        for section in ("model", "data")
-        if section in planned_settings and (section == "model" or not current_settings["train"]["data"])
+    planned, current = run.settings, settings.public()
+    names = [("train", name) for name in current["train"] if name not in OPERATOR_SETTINGS]
+    names += [("model", "path"), *([] if current["train"]["data"] else [("data", "path")])]
+    return [
+        f"{section}.{name}: {planned[section][name]} as planned, {current[section][name]} now"
+        for section, name in names
+        if name in planned.get(section, {}) and planned[section][name] != current[section][name]
     ]
-    values += [
-        (f"{section}.path", planned_settings[section]["path"], current_settings[section]["path"])
-        for section in sections
-    ]
-    return [f"{name}: {planned} as planned, {current} now" for name, planned, current in values if planned != current]
 
 
 def refuse_changes(run: RunRecord, settings: Settings) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from bench.records.paths import LEDGER_FILE
 from bench.records.status import ReasonCode
-from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.ledger import Ledger
 from remote.hosts.local import LocalHost
 from remote.jobs.job import Job, JobSpec
@@ -101,23 +100,3 @@ def test_a_trial_of_a_worker_that_left_the_fleet_is_lost(local: LocalFleet) -> N
     local.fleet(local.hosts(1)).run()
     assert local.statuses() == {"fine-1": "SUCCEEDED", "fine-2": "LOST"}
     assert local.reasons()["fine-2"] == "worker-2 is not in this fleet"
-
-
-def test_a_worker_that_lost_its_job_starts_a_new_attempt(local: LocalFleet) -> None:
-    local.plan("slow", workers=1)
-    wire = CuttableHost(host=local.host())
-    folder = Path(wire.workdir, "runs", "r1", "slow.1")
-
-    def on_event(event: FleetEvent) -> None:
-        if event.kind is EventType.WORKER_LOST:
-            local.kill_processes()
-            folder.rename(folder.with_name("gone"))
-            wire.plugged = True
-
-    with local.running(local.fleet([wire], on_event=on_event)):
-        wait_for(lambda: local.bench_log_lines("started"), "the start")
-        wire.plugged = False
-        wait_for(lambda: len(local.bench_log_lines("started")) == 2, "another start")
-        local.release_slow_trials()
-    assert local.statuses() == {"slow": "SUCCEEDED"}
-    assert local.winner("slow")[0] == 2

@@ -71,16 +71,6 @@ def test_ctrl_c_stops_the_workers_and_resume_completes(project, hold_file: Path)
     assert len(project.events("reopened")) == 2
 
 
-@pytest.mark.usefixtures("hold_file")
-def test_a_deadline_ends_the_trial_and_the_chain_still_reports(project) -> None:
-    long = {"INVOKE_FLEET_SIZE": "1", "INVOKE_BENCH_MEASURED_STEPS": "2000", "INVOKE_BENCH_DEADLINE_SEC": "4"}
-    project.inv("bench", "--quick", "--only=optimized", "collect", "report", code=1, **long)
-    assert_each_trial_ended_once_as(project, "TIMED_OUT")
-    page = (project.run_folder() / "report" / "index.html").read_text()
-    assert "TIMED_OUT" in page
-    assert "deadline" in page
-
-
 @pytest.mark.usefixtures("hold_file", "forked_trials")
 def test_a_killed_comparison_of_8_bit_products_is_resumed_and_its_answer_trained(project) -> None:
     small = {

@@ -128,7 +128,7 @@ def test_a_rejected_login_prints_one_line_and_one_more_after_login(scene: Scene)
     logged_out, logged_in, _ = scene.printed_lines()[3:]
     assert logged_out.startswith("[0:00] worker-0: ")
     assert ": log in again; " in logged_out
-    assert logged_in.startswith("[0:00] worker-0: ")
+    assert logged_in.startswith("[0:00] worker-1: "), "all are back"
 
 
 def test_a_long_phase_gives_a_plain_sign_of_life_after_a_silence(scene: Scene) -> None:
