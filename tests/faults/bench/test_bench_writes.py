@@ -1,22 +1,57 @@
-"""A result whose writer is killed at any point is either complete or absent."""
+"""A result whose writer is killed is the one before, or the new one."""
 
-import json
-import subprocess
-import sys
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from tests.support.paths import ROOT
+import pytest
 
-ROUNDS = 100
+from bench.records import Trial
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
+
+CALLS = ("open", "write", "fsync", "chmod", "replace")  # of os, in a write of a result
 
 
-def test_a_writer_killed_at_random_points_never_leaves_a_partial_result(tmp_path: Path, bench_environment):
-    script = ROOT / "tests" / "support" / "hosts" / "kill_writers.py"
-    argv = (sys.executable, str(script), str(tmp_path), str(ROUNDS), "20260101")
-    done = subprocess.run(argv, env=bench_environment, capture_output=True, text=True, timeout=240, check=True)
-    report = json.loads(done.stdout)
-    assert set(report["found"]) <= {"whole", "absent"}, report
-    assert sum(report["found"].values()) == ROUNDS
-    assert report["found"]["whole"] > 0
-    # The kills were effective: many writers left the temporary file that they were writing.
-    assert report["killed_inside_a_write"] > ROUNDS // 10
+def write_until_killed(result: TrialResult, folder: Path, number: int) -> None:
+    """Write the result in a child process that is killed just before its call `number` of CALLS."""
+    left = number
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        return call
+
+    pid = os.fork()
+    if pid == 0:
+        for name in CALLS:
+            setattr(os, name, counted(getattr(os, name)))
+        result.write(folder)
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("before", [None, "old"])
+def test_a_writer_killed_at_any_call_never_leaves_a_partial_result(
+    make_trial: Callable[..., Trial], tmp_path: Path, before: str | None
+) -> None:
+    new = TrialResult(trial_id="t", trial=make_trial(), status=TrialStatus.FAILED, reason="new", log_tail=["x"] * 9999)
+    states = []
+    for number in range(8):
+        (folder := tmp_path / str(number)).mkdir()
+        if before is not None:
+            replace(new, reason=before).write(folder)
+        write_until_killed(new, folder, number)
+        path = folder / "result.json"
+        states.append(TrialResult.read(path).reason if path.exists() else None)
+    last = states.index("new")
+    assert states == [before] * last + ["new"] * (8 - last)
+    assert last > 2, "killed before the file has its name"
