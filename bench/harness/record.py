@@ -36,14 +36,12 @@ PHASES = ("data", "forward", "backward", "optimizer")  # parts of a training ste
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Request to run a trial, from its file or as `trial`, with its result in `out`.
+    """Request to run a trial, with its result in `out`.
 
     `checkpoints` is the folder that a fine-tuning resumes from. The last four fields are labels in the result.
     """
 
-    trial_file: Path
     out: Path
-    trial: Trial | None = None
     checkpoints: Path | None = None
     trial_id: str | None = None
     worker: str | None = None

@@ -28,7 +28,7 @@ from bench.machine import preflight, telemetry
 from bench.records import Trial
 out, seconds = Path(sys.argv[1]), 8.0
 trial = Trial(name="t", reason="r", suite="s", profile="gpu", model="m", data="d")
-record = Record(Request(trial_file=out, out=out), trial, Clock())
+record = Record(Request(out=out), trial, Clock())
 facts, flags = preflight.check_gpus(trial)
 record.flags += flags
 record.fingerprint.update(facts)

@@ -92,7 +92,7 @@ def make_record(tmp_path: Path, make_trial: Callable[..., Trial]) -> Callable[..
     """Function that makes the record of a trial with its result in `tmp_path`; keywords are fields of the request."""
 
     def make(trial: Trial | None = None, **fields: Any) -> Record:
-        request = Request(**{"trial_file": tmp_path / "t.json", "out": tmp_path} | fields)
+        request = Request(**{"out": tmp_path} | fields)
         return Record(request, make_trial() if trial is None else trial, Clock())
 
     return make

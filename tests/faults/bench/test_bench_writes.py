@@ -13,7 +13,8 @@ from bench.records import Trial
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 
-CALLS = ("open", "write", "fsync", "chmod", "replace")  # of os, in a write of a result
+# The functions of os that a write of a result calls.
+CALLS = ("open", "write", "fsync", "chmod", "replace")
 
 
 def write_until_killed(result: TrialResult, folder: Path, number: int) -> None:

@@ -17,6 +17,7 @@ import os, sys, time
 from pathlib import Path
 from bench.commands import run
 from bench.harness.record import Request
+from bench.records import Trial
 
 trial, out, core = sys.argv[1:]
 
@@ -28,7 +29,7 @@ def measure(record, _inputs, _stops):
             pass
 
 run._measure = measure
-sys.exit(run.run(Request(trial_file=Path(trial), out=Path(out))))
+sys.exit(run.run(Trial.read(Path(trial)), Request(out=Path(out))))
 """
 SPIN = """
 import os, sys

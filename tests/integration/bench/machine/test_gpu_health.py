@@ -69,7 +69,7 @@ def test_a_trial_whose_gpu_shows_an_error_is_stopped_and_lost_with_that_cause(
     monkeypatch.setenv("FAKE_NVML_SWITCH", str(tmp_path / "switch.json"))
     trial = make_trial(model=str(model_folder), data=str(data_file), deadline_sec=120.0)
     out = tmp_path / "out"
-    assert run.run(Request(trial_file=tmp_path / "t.json", trial=trial, out=out)) == 1
+    assert run.run(trial, Request(out=out)) == 1
     result = TrialResult.read(out / "result.json")
     assert (result.status, result.reason_code) == (TrialStatus.LOST, ReasonCode.GPU_FAULT)
     assert (result.reason or "").startswith("GPU 0 (GPU-aaaa): XID 79 ")

@@ -222,7 +222,7 @@ from bench.machine import telemetry
 from bench.records import Trial
 out = Path(sys.argv[1])
 trial = Trial(name="t", reason="r", suite="s", profile="tiny", model="m", data="d")
-record = Record(Request(trial_file=out, out=out), trial, Clock())
+record = Record(Request(out=out), trial, Clock())
 with telemetry.record_telemetry(record), record.timed("measure"):
     time.sleep(60)
 """

@@ -47,10 +47,9 @@ FLAGS = ("--trial-name", "optimized", "--model", "M")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "no trial: "),
         (FLAGS, "--data: missing; "),
-        ((*FLAGS, "--trial", "t.json"), "--trial and --trial-name: "),
-        (("--trial", "t.json", "--set", "seed=1"), "--trial and --set: "),
+        (("--trial", "t.json", "--data", "D"), "--data: only with --trial-name; "),
+        (("--trial", "t.json", "--set", "seed=1"), "t.json: "),
         ((*FLAGS, "--data", "D", "--set", "max_seq_len"), "--set max_seq_len: "),
         ((*FLAGS, "--data", "D", "--set", "seed=1", "--set", "seed=2"), "--set seed: "),
         ((*FLAGS, "--data", "D", "--set", "max_seq_length=4"), "--set: max_seq_length: unknown field; "),
@@ -80,7 +79,12 @@ def test_every_adapter_action_has_its_request_and_handler(action, capsys, monkey
     assert "unknown" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [[], ["dance"], ["run"], ["run", "--trial", "t.json"], ["list", "--suite", "huge"]])
+OUT = ("run", "--out", "o")
+
+
+@pytest.mark.parametrize(
+    "argv", [(), ("dance",), OUT, ("run", "--trial", "t.json"), (*OUT, "--trial", "t.json", "--trial-name", "train")]
+)
 def test_wrong_usage_exits_with_2_and_one_line(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(argv)

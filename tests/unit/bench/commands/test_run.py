@@ -32,7 +32,7 @@ def test_a_member_that_is_stopped_does_not_say_that_it_had_not_begun(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     trial = dataclasses.replace(suite("quick", "tiny", "model", "data")[0], kind="distributed", world_size=2)
-    assert run.run(Request(trial_file=tmp_path / "trial.json", trial=trial, out=tmp_path / "out")) == 143
+    assert run.run(trial, Request(out=tmp_path / "out")) == 143
     error = capsys.readouterr().err
     assert "before" not in error
     assert "machine 1" in error
@@ -51,7 +51,7 @@ def test_a_full_disk_is_the_workers_fault_and_a_closed_folder_the_callers(
 
     monkeypatch.setattr(Path, "write_bytes", write)
     trial = suite("quick", "tiny", "model", "data")[0]
-    assert run.run(Request(trial_file=tmp_path / "trial.json", trial=trial, out=tmp_path / "out")) == code
+    assert run.run(trial, Request(out=tmp_path / "out")) == code
 
 
 @pytest.mark.usefixtures("restored_signals")
@@ -64,7 +64,7 @@ def test_progress_is_written_before_the_data_are_read(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(run, "_check", check)
     trial = suite("quick", "tiny", "model", "data")[0]
-    assert run.run(Request(trial_file=tmp_path / "trial.json", trial=trial, out=out)) == 2
+    assert run.run(trial, Request(out=out)) == 2
     assert phases == ["check"]
 
 

@@ -102,7 +102,7 @@ def test_predicted_memory_belongs_to_the_recipe_that_was_built(
     make_trial, model_folder, tmp_path, built, notes, changes, captured
 ):
     trial = make_trial(model=str(model_folder), recipe="fast", held_layers=1, matmul="int8")
-    record = Record(Request(trial_file=tmp_path / "t.json", out=tmp_path), trial, Clock())
+    record = Record(Request(out=tmp_path), trial, Clock())
     record.fingerprint |= {"recipe": built, "recipe_notes": notes, "step_captured": captured}
     config = json.loads((model_folder / "config.json").read_text())
     training._add_prediction(record, config)

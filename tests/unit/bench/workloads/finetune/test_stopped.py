@@ -59,7 +59,7 @@ def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch
         if next(asked):
             raise Stopped(reason, "why")
 
-    request = Request(trial_file=tmp_path, out=tmp_path, checkpoints=tmp_path)
+    request = Request(out=tmp_path, checkpoints=tmp_path)
     nodes = NodeList(count=2, rank=1, address="127.0.0.1", port=21000, token="word")
     trial = tiny_training.plan(tmp_path, tmp_path, world_size=2)
     with pytest.raises(Stopped):
@@ -81,7 +81,7 @@ def test_a_training_at_its_limit_names_the_limiting_setting(tmp_path, monkeypatc
     )
     monkeypatch.setattr(RankLauncher, "started", lambda _: contextlib.nullcontext(SimpleNamespace(write_files=print)))
     monkeypatch.setattr(RankLauncher, "lead", lambda *_, **__: None)
-    request = Request(trial_file=tmp_path, out=tmp_path, checkpoints=tmp_path)
+    request = Request(out=tmp_path, checkpoints=tmp_path)
     record = SimpleNamespace(
         trial=trial, request=request, log=lambda _: None, timed=lambda _: contextlib.nullcontext(), on_end=None
     )
@@ -110,7 +110,7 @@ def test_a_training_without_memory_for_its_rehearsal_tries_a_smaller_configurati
     ranks = SimpleNamespace(write_files=write_files)
     monkeypatch.setattr(RankLauncher, "started", lambda _: contextlib.nullcontext(ranks))
     monkeypatch.setattr(RankLauncher, "lead", lead)
-    request = Request(trial_file=tmp_path, out=tmp_path, checkpoints=tmp_path)
+    request = Request(out=tmp_path, checkpoints=tmp_path)
     record = SimpleNamespace(trial=trial, request=request, log=lambda _: None, timed=lambda _: contextlib.nullcontext())
     stops = StopSignals()
     expected = contextlib.nullcontext() if smaller.values else pytest.raises(RankOutOfMemory)
@@ -142,7 +142,7 @@ def test_ranks_on_a_full_disk_are_lost_and_the_disk_is_named(tmp_path, monkeypat
 
 def test_a_checkpoint_folder_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"^/proc: "):
-        finetune._checkpoint_folder(Request(trial_file=tmp_path, out=tmp_path, checkpoints=Path("/proc")))
+        finetune._checkpoint_folder(Request(out=tmp_path, checkpoints=Path("/proc")))
 
 
 def test_the_first_machine_reports_a_stopped_rank_as_preempted(tmp_path, monkeypatch):
@@ -163,7 +163,7 @@ def test_the_first_machine_reports_a_stopped_rank_as_preempted(tmp_path, monkeyp
 
 
 def test_a_training_shows_no_planned_steps_while_its_data_is_read(tmp_path):
-    record = Record(Request(trial_file=tmp_path, out=tmp_path), tiny_training.plan(tmp_path, tmp_path), Clock())
+    record = Record(Request(out=tmp_path), tiny_training.plan(tmp_path, tmp_path), Clock())
     with record.timed("data"):
         progress = json.loads((tmp_path / PROGRESS_FILE).read_text())
     assert (progress["phase"], progress["step"], progress["steps"]) == ("data", 0, 0)
