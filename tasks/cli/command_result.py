@@ -1,10 +1,9 @@
 """Result of a command: data, which one place prints as text, or with --json as one JSON object."""
 
-import contextlib
 import enum
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -12,7 +11,7 @@ from invoke.exceptions import Exit
 
 from bench.records.status import ExitCode
 from bench.records.version import SCHEMA_VERSION
-from tasks.errors import TaskFailed, UsageError, escape_controls
+from tasks.errors import TaskFailed, escape_controls
 
 JSON_FLAG = "--json"
 _CODE_NAMES = {code.value: code.name.lower() for code in ExitCode}
@@ -59,20 +58,6 @@ def plan_result(lines: Sequence[str], **data: Any) -> CommandResult:
             print(escape_controls(line))
 
     return CommandResult(data=data, show=show)
-
-
-def require_plan(command: str, *, is_dry_run: bool) -> None:
-    """Raise UsageError for --json of a command that would change something instead of showing it."""
-    if not is_dry_run:
-        raise UsageError(f"{command}: {JSON_FLAG} prints the plan", remedy=f"pass --dry-run with {JSON_FLAG}")
-
-
-@contextlib.contextmanager
-def standard_error_only(enabled: bool) -> Iterator[TextIO]:
-    """Yield standard output. While `enabled`, everything else that is printed goes to standard error."""
-    out = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr) if enabled else contextlib.nullcontext():
-        yield out
 
 
 def deliver(answer: CommandResult | None, kind: str, out: TextIO, *, as_json: bool) -> None:

@@ -14,6 +14,7 @@ import functools
 import importlib
 import itertools
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -24,7 +25,7 @@ from invoke.parser.argument import Argument
 from invoke.tasks import Task
 
 from bench.records.validation import Setting
-from tasks.cli.command_result import Effect, deliver, require_plan, standard_error_only
+from tasks.cli.command_result import Effect, deliver
 from tasks.errors import UsageError
 
 
@@ -251,9 +252,10 @@ class Command(Task[Any]):
             raise UsageError(f"{self.full_name}: --resume uses the plan of the run", remedy=f"leave out {labels}")
         context.config._set(typed_settings=replaced)
         is_dry_run = bool(values.get("dry_run"))
-        if as_json and not self.effect.shows:
-            require_plan(self.full_name, is_dry_run=is_dry_run)
-        with standard_error_only(as_json) as out:
+        if as_json and not self.effect.shows and not is_dry_run:
+            raise UsageError(f"{self.full_name}: --json prints the plan", remedy="pass --dry-run with --json")
+        out = sys.stdout
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             with self._guard():
                 run = load_target(self.target)
             answer = run(context, **values) if self.options is None else run(context, self.options(**values))

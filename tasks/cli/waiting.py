@@ -111,11 +111,7 @@ class Wait(View):
         plain: bool = False,
     ) -> None:
         super().__init__(console, plain, clock)
-        self._text, self._share = text, ""
-
-    def advance(self, done: int, total: int) -> None:
-        """Show that `done` of `total` is done."""
-        self._share = f", {100 * done // max(1, total)} %"
+        self._text = text
 
     def set_text(self, text: str) -> None:
         """Wait for another text from now on."""
@@ -126,7 +122,7 @@ class Wait(View):
 
     def summary(self) -> Text:
         text = self._text if isinstance(self._text, str) else self._text()
-        return self._with_time(self._escaped(f"{text}{self._share}"))
+        return self._with_time(self._escaped(text))
 
     def __exit__(self, *_: object) -> None:
         self._stop()

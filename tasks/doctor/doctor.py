@@ -6,7 +6,7 @@ docs/troubleshooting.md is generated from the checks, so that it has the same te
 
 import importlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from time import monotonic
 from typing import Any
@@ -83,18 +83,16 @@ def _find_failure(outcomes: list[CheckOutcome]) -> TaskFailed | None:
 
 def print_subject(screen: Console, outcomes: Sequence[CheckOutcome], width: int) -> None:
     """Print the results of a subject, one line each; consecutive equal results share a line."""
-    for (status, text), rows in groupby(_rows(outcomes), key=lambda row: row[1:]):
-        titles, style = [title for title, *_ in rows], status.style
+    rows = [
+        (result.status, escape_controls("; ".join(filter(None, (result.message, result.remedy)))), check.title)
+        for check, results in outcomes
+        for result in results
+    ]
+    for (status, text), same in groupby(rows, key=lambda row: row[:2]):
+        titles, style = [title for *_, title in same], status.style
         title = titles[0] if len(titles) == 1 else f"{outcomes[0][0].subject}, {len(titles)} checks"
         styled_text = (text, style if status is CheckStatus.SKIP else "")
         screen.print(Text.assemble((status.mark, style), " ", f"{title:<{width}}", "  ", styled_text))
-
-
-def _rows(outcomes: Sequence[CheckOutcome]) -> Iterator[tuple[str, CheckStatus, str]]:
-    for check, results in outcomes:
-        for result in results:
-            remedy = f"; {result.remedy}" if result.remedy else ""
-            yield check.title, result.status, escape_controls(f"{result.message}{remedy}")
 
 
 def summary(outcomes: Sequence[CheckOutcome], elapsed_sec: float) -> str:

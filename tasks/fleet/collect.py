@@ -135,7 +135,8 @@ def _fetch_results(run: RunRecord, folder: Path, hosts: Sequence[Host], shared: 
             with Wait(f"run {run.run_id}: collecting") as line:
                 for trial in pool.map(collection.collect_trial, run.planned):
                     collected.append(trial)
-                    line.advance(len(collected), len(run.planned))
+                    share = 100 * len(collected) // len(run.planned)
+                    line.set_text(f"run {run.run_id}: collecting, {share} %")
         adapter_message = install(run, folder) if run.suite == TRAIN else None
         _write_checksums(folder)
     except OSError as error:

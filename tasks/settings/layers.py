@@ -257,20 +257,14 @@ def setting_of(flag: str, section: str) -> Keys | None:
 
 
 def _refuse_unknown_variables() -> None:
-    sections = {sources.env_name(keys) for keys in SECTIONS if keys}
     ours = tuple(sources.env_name((name,)) + "_" for name in sections_of())
     for name in sorted(os.environ):
-        if not name.startswith(sources.ENV_PREFIX) or name in ENVIRONMENT:
-            continue
-        if name in sections:
-            example = next(variable for variable in ENVIRONMENT if variable.startswith(f"{name}_"))
-            raise UsageError(
-                f"environment {name}: a section, not a setting", remedy=f"set its settings one by one, e.g. {example}"
-            )
-        near = difflib.get_close_matches(name, ENVIRONMENT, 1, 0.8 if name.startswith(ours) else 0.9)
-        if near or name.startswith(ours):
-            advice = f"did you mean {near[0]}?" if near else "`invoke.yaml` lists all settings"
-            raise UsageError(f"environment {name}: unknown setting", remedy=advice)
+        if name.startswith(sources.ENV_PREFIX) and name not in ENVIRONMENT:
+            is_ours = f"{name}_".startswith(ours)
+            near = difflib.get_close_matches(name, ENVIRONMENT, 1, 0.8 if is_ours else 0.9)
+            if near or is_ours:
+                advice = f"did you mean {near[0]}?" if near else "`invoke.yaml` lists all settings"
+                raise UsageError(f"environment {name}: unknown setting", remedy=advice)
 
 
 def _cast(keys: Keys, entry: Entry) -> Any:

@@ -33,11 +33,6 @@ THREADS_OF_PODS = Fault(
     "set fleet.pods.threads to {cores}",
     status=CheckStatus.WARN,
 )
-CPU_OF_PODS = Fault(
-    "a pod has {cpu} cores (cluster.cpu), less than one thread of a trial uses",
-    "set cluster.cpu to 1 or more",
-    status=CheckStatus.WARN,
-)
 THREADS_HERE = Fault(
     "{threads} threads of {size} workers on {cores} cores: steps take many times longer",
     "lower fleet.size or fleet.local.threads",
@@ -108,7 +103,7 @@ def contradiction_faults(settings: Settings) -> Iterator[CheckResult]:
 @CHECKS.register(
     "slow",
     "Does a setting make steps slower than necessary?",
-    *(THREADS_OF_PODS, CPU_OF_PODS, THREADS_HERE, SHARED_NODE, SLOW_RECIPE),
+    *(THREADS_OF_PODS, THREADS_HERE, SHARED_NODE, SLOW_RECIPE),
 )
 def slow(context: CheckContext) -> CheckResult | list[CheckResult]:
     return [*slow_faults(context.settings, os.cpu_count() or 1)] or passed(
@@ -125,10 +120,8 @@ def could_use_int8(settings: Settings) -> bool:
 def slow_faults(settings: Settings, cores: int) -> Iterator[CheckResult]:
     fleet, cluster = settings.fleet, settings.cluster
     cpu = parse_quantity(cluster.cpu)
-    if settings.connector.is_cluster and cpu < 1:
-        yield CPU_OF_PODS.result(cpu=cluster.cpu)
-    elif settings.connector.is_cluster and fleet.pods.threads > cpu:
-        yield THREADS_OF_PODS.result(threads=fleet.pods.threads, cpu=cluster.cpu, cores=int(cpu))
+    if settings.connector.is_cluster and fleet.pods.threads > cpu:
+        yield THREADS_OF_PODS.result(threads=fleet.pods.threads, cpu=cluster.cpu, cores=max(1, int(cpu)))
     if settings.connector.is_cluster and not cluster.one_per_node:
         yield SHARED_NODE.result()
     if settings.connector.is_local and fleet.size > 1 and fleet.size * fleet.local.threads > cores:

