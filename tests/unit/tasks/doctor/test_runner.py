@@ -14,7 +14,7 @@ from tasks.doctor import doctor
 from tasks.doctor.check import Check, CheckContext, SharedFact, run_check, run_checks
 from tasks.doctor.doctor import all_checks
 from tasks.errors import RetryableError, TaskFailed, UsageError
-from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
+from tasks.faults import CheckResult, CheckStatus, Skipped, from_error, passed
 from tests.support.answers import print_answer
 from tests.unit.tasks.doctor.conftest import MakeContext
 
@@ -28,12 +28,6 @@ def failing_check(error: Exception) -> Check:
         raise error
 
     return make_check("raises", run)
-
-
-def test_the_result_of_a_fault() -> None:
-    fault = Fault(message="{folder}: {free_bytes} free", remedy="free space in {folder}")
-    result = fault.result(folder="/a", free_bytes=3)
-    assert (result.status, result.message, result.remedy) == (CheckStatus.FAIL, "/a: 3 free", "free space in /a")
 
 
 @pytest.mark.parametrize(

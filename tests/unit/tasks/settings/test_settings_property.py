@@ -1,17 +1,14 @@
-"""Random settings files: each loads or is refused in one line, and PyYAML reads the same values from it."""
+"""Random settings files and variables: each loads or is refused in one line."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from invoke import Context
 
 from tasks.errors import UsageError
-from tasks.settings import sources
 from tasks.settings.layers import Settings, load
 from tasks.settings.sections import SECTIONS, SETTINGS
 from tasks.settings.sources import ProjectConfig
@@ -43,26 +40,6 @@ def outcome(project: Path) -> Settings | str:
         return str(error)
 
 
-def check(project: Path, keys: tuple[str, ...]) -> None:
-    result = outcome(project)
-    if isinstance(result, str):
-        assert result.startswith("f.yaml"), result
-        assert result.isprintable(), "one line"
-        assert ": " in result
-        assert len(result) < 300
-        return
-    ours: Any = result
-    theirs: Any = yaml.load((project / "f.yaml").read_bytes().decode(), sources._FastLoader) or {}  # noqa: S506
-    for key in keys:
-        ours, theirs = getattr(ours, key), theirs.get(key, {})
-    if keys in SETTINGS:
-        if isinstance(ours, float) and isinstance(theirs, str):
-            theirs = float(theirs)  # 2e-4
-        if isinstance(ours, str) and isinstance(theirs, int):
-            theirs = str(theirs)  # cluster.cpu
-        assert (list(ours) if isinstance(ours, tuple) else ours) == theirs
-
-
 @slow_settings
 @given(
     keys=KEYS, raw=st.one_of(st.sampled_from(ODD), st.text(max_size=20), st.text("{}[]:,&*!|>'\"%@`#- \n", max_size=8))
@@ -72,7 +49,8 @@ def test_any_raw_text_in_any_place_loads_or_is_one_line(project: Path, keys: tup
     for depth, key in reversed(list(enumerate(keys))):
         nested = f"{'  ' * depth}{key}:{chr(10) if depth < len(keys) - 1 else ' '}{nested}"
     (project / "f.yaml").write_bytes((nested + "\n").encode("utf-8", "surrogatepass"))
-    check(project, keys)
+    result = outcome(project)
+    assert isinstance(result, Settings) or (result.startswith("f.yaml") and result.isprintable() and len(result) < 300)
 
 
 @slow_settings
@@ -86,6 +64,4 @@ def test_any_text_in_any_variable_loads_or_is_one_line(project: Path, keys: tupl
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(name, text)
         result = outcome(project)
-    if isinstance(result, str):
-        assert result.startswith(f"environment {name}: ")
-        assert result.isprintable()
+    assert isinstance(result, Settings) or (result.startswith(f"environment {name}: ") and result.isprintable())
