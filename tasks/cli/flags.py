@@ -29,11 +29,10 @@ from tasks.cli.command_result import Effect, deliver
 from tasks.errors import UsageError
 
 
-class NamedArgument(Argument):
-    """Invoke's argument with the name of its value in the help."""
+class CommandArgument(Argument):
+    """Invoke's argument, which may end where the name of a task begins."""
 
-    value_name = ""
-    ends_at_task = False  # an argument that ends where the name of a task begins
+    ends_at_task = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the value, which parsing sets; a parser copies every argument of every task."""
@@ -64,20 +63,17 @@ class Flag:
     range: Setting | None = None
 
     def argument(self, name: str) -> Argument:
-        """Return Invoke's argument for this flag."""
+        """Return Invoke's argument for this flag, typed as `name`."""
         kind: type = bool if self.kind is bool else list if self.kind is tuple else str
-        typed_name = name.replace("_", "-")
-        argument = NamedArgument(
-            name=typed_name,
-            attr_name=None if typed_name == name else name,
+        argument = CommandArgument(
+            name=name,
+            attr_name=name.replace("-", "_") if "-" in name else None,
             kind=kind,
             default=None if kind is str else kind(),
-            help=self.full_help,
             positional=self.is_positional,
             optional=self.is_value_optional,
         )
         argument.ends_at_task = bool(self.setting)
-        argument.value_name = self.value or ("N" if self.kind is int else typed_name.rpartition("-")[2].upper())
         return argument
 
     @property
@@ -225,13 +221,17 @@ class Command(Task[Any]):
         """The first line of the help."""
         return (self.__doc__ or "").partition("\n")[0]
 
+    @property
+    def typed_flags(self) -> dict[str, Flag]:
+        """The flags by the name that is typed, --json too."""
+        flags = {(flag.name or name).replace("_", "-"): flag for name, flag in self.flags.items()}
+        if self.effect is not Effect.SESSION:
+            flags["json"] = Flag(kind=bool, help=_JSON if self.effect.shows else _JSON_PLAN, default=False)
+        return flags
+
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:  # noqa: ARG002
         """Return the arguments for Invoke's parser."""
-        arguments = [flag.argument(flag.name or parameter) for parameter, flag in self.flags.items()]
-        if self.effect is not Effect.SESSION:
-            json_flag = Flag(kind=bool, help=_JSON if self.effect.shows else _JSON_PLAN, default=False)
-            arguments.append(json_flag.argument("json"))
-        return arguments
+        return [flag.argument(name) for name, flag in self.typed_flags.items()]
 
     def _run(self, context: Context, *positional: str, **typed: Any) -> None:
         as_json = bool(typed.pop("json", False))

@@ -4,9 +4,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from invoke.parser.context import ParserContext
-
-from tasks.cli.flags import Command, Section
+from tasks.cli.flags import Command, Flag, Section
 
 WIDTH = 80
 _GAP, _INDENT = 2, "  "
@@ -23,31 +21,35 @@ def list_commands(commands: Iterable[Command]) -> str:
     return "\n\n".join(parts)
 
 
-def explain_command(command: Command, context: ParserContext) -> str:
-    """Return usage, description, arguments, flags and examples of a command; `context` is its parser's.
+def explain_command(command: Command) -> str:
+    """Return usage, description, arguments, flags and examples of a command.
 
     An argument is accepted as a flag too, which is not shown.
     """
-    required = [f" {str(argument.name).upper()}" for argument in context.positional_args if not argument.optional]
-    optional = [f" [{str(argument.name).upper()}]" for argument in context.positional_args if argument.optional]
-    usage = f"Usage: inv {command.shown_name}{''.join((*required, *optional))} [--flags] [TASK ...]"
+    arguments = [(name.upper(), flag) for name, flag in command.typed_flags.items() if flag.is_positional]
+    words = (f" [{name}]" if flag.is_value_optional else f" {name}" for name, flag in arguments)
+    usage = f"Usage: inv {command.shown_name}{''.join(words)} [--flags] [TASK ...]"
     description = "\n".join(textwrap.fill(line, WIDTH) for line in (command.__doc__ or "").splitlines())
-    arguments = {context.help_for(f"--{each.name}"): str(each.name).upper() for each in context.positional_args}
-    columns: dict[str, list[tuple[str, str | None]]] = {
-        "Arguments": [(name, text) for (_, text), name in arguments.items()],
-        "Flags": [flag for flag in context.help_tuples() if flag not in arguments],
-    }
+    flags = [(_typed(name, flag), flag) for name, flag in command.typed_flags.items() if not flag.is_positional]
+    columns = {"Arguments": arguments, "Flags": sorted(flags, key=lambda row: row[0])}
     parts = [usage, description, *(f"{title}:\n{_two_columns(rows)}" for title, rows in columns.items() if rows)]
     examples = "\n".join(f"{_INDENT}{example}" for example in command.examples)
     return "\n\n".join([*parts, f"Examples:\n{examples}\n"])
 
 
-def _two_columns(pairs: Sequence[tuple[str, str | None]]) -> str:
+def _typed(name: str, flag: Flag) -> str:
+    value = (
+        "" if flag.kind is bool else f"={flag.value or ('N' if flag.kind is int else name.rpartition('-')[2].upper())}"
+    )
+    return f"--{name}[{value}]" if flag.is_value_optional else f"--{name}{value}"
+
+
+def _two_columns(pairs: Sequence[tuple[str, Flag]]) -> str:
     width = max(len(name) for name, _ in pairs) + _GAP
     lines = []
-    for name, text in pairs:
+    for name, flag in pairs:
         wrapped = textwrap.wrap(
-            text or "", WIDTH - len(_INDENT) - width, break_long_words=False, break_on_hyphens=False
+            flag.full_help, WIDTH - len(_INDENT) - width, break_long_words=False, break_on_hyphens=False
         )
         first, *rest = wrapped or [""]
         lines += [f"{_INDENT}{name:<{width}}{first}", *(f"{_INDENT}{'':<{width}}{line}" for line in rest)]

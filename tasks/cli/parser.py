@@ -10,7 +10,7 @@ from invoke.parser import parser
 from invoke.parser.context import ParserContext
 from invoke.vendor.lexicon import Lexicon
 
-from tasks.cli.flags import NamedArgument, load_target
+from tasks.cli.flags import load_target
 from tasks.errors import UsageError
 from tasks.settings.sources import env_name
 
@@ -42,18 +42,6 @@ def refuse_empty_values(typed: Iterable[Any]) -> None:
 def patch_parser() -> None:
     """Make Invoke's parser create a PatchedParser, which it looks up in its module as `ParseMachine`."""
     parser.ParseMachine = PatchedParser  # type: ignore[misc]
-    ParserContext.help_for = _help_for  # type: ignore[method-assign]
-
-
-_invokes_help_for = ParserContext.help_for
-
-
-def _help_for(self: ParserContext, flag: str) -> tuple[str, str]:
-    """Return a flag and its help, with the name of its value instead of STRING."""
-    names, text = _invokes_help_for(self, flag)
-    argument = self.flags[flag]
-    value = argument.value_name if isinstance(argument, NamedArgument) else "STRING"
-    return f"{names}={value}" if argument.kind is list else names.replace("STRING", value), text
 
 
 class PatchedParser(parser.ParseMachine):

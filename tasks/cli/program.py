@@ -145,7 +145,7 @@ class _InvProgram(Program):
     def print_task_help(self, name: str) -> None:
         command = self.collection[name]
         if isinstance(command, Command):
-            print(explain_command(command, self.parser.contexts[name]))
+            print(explain_command(command))
         else:
             super().print_task_help(name)
 

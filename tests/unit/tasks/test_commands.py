@@ -165,7 +165,7 @@ def test_the_examples_of_a_command_are_valid_command_lines(declared: Command, mo
 
 @pytest.mark.parametrize("declared", ALL_COMMANDS, ids=lambda declared: declared.full_name)
 def test_a_help_fits_80_columns_and_has_both_flags_of_its_effect(declared: Command) -> None:
-    text = explain_command(declared, CONTEXTS[declared.full_name])
+    text = explain_command(declared)
     assert max(map(len, text.splitlines())) <= 80
     assert ("\n  --json" in text) == (declared.effect is not Effect.SESSION)
     assert ("\n  --dry-run" in text) == declared.effect.changes
