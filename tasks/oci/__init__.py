@@ -1,8 +1,7 @@
 """Oracle Cloud: `inv tenancy` and its subcommands, and kubectl's credential plugin.
 
 credentials: the SDK's signer for a profile of the OCI CLI's configuration
-clients: the SDK's clients with deadlines, retries and pagination; compartment, namespace
-api_errors: translation of the SDK's errors into a task's errors
+clients: the SDK's clients with deadlines, retries and pagination; its errors; compartment, namespace
 commands: flags and help of `inv tenancy` and its subcommands
 show: `inv tenancy`: read everything in parallel, and print it
 discovery: read a tenancy's resources, and derive settings from them

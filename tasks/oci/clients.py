@@ -1,17 +1,20 @@
-"""Requests to Oracle Cloud with its SDK's clients, retries, pagination and models."""
+"""Requests to Oracle Cloud with its SDK's clients, retries, pagination and models; its errors as a task's.
+
+The API answers 404 both for a missing object and for missing permission, so the message names both. Every message
+contains the request id, which Oracle's support needs.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 from oci.circuit_breaker import NoCircuitBreakerStrategy
-from oci.exceptions import ServiceError
+from oci.exceptions import ClientError, ServiceError
 from oci.identity import IdentityClient
 from oci.object_storage import ObjectStorageClient
 from oci.pagination import list_call_get_all_results
 from oci.retry import RetryStrategyBuilder
 
-from tasks.errors import RetryableError, UsageError
-from tasks.oci.api_errors import TRANSPORT_ERRORS, one_line, root_cause, to_task_error
+from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.oci.credentials import Credentials, read_profile
 from tasks.settings.layers import Settings
 
@@ -19,6 +22,8 @@ CONNECT_TIMEOUT_SEC, READ_TIMEOUT_SEC = 5.0, 30.0
 RETRIES = RetryStrategyBuilder(
     max_attempts=5, total_elapsed_time_seconds=120, retry_max_wait_between_calls_seconds=20
 ).get_retry_strategy()
+# Errors of the SDK without a complete answer. Its RequestException is an OSError.
+TRANSPORT_ERRORS = (OSError, ClientError, RuntimeError)
 ENDPOINT: str | None = None  # replaces the region's endpoint of every service, in tests
 Method = Callable[..., Any]
 
@@ -145,3 +150,38 @@ def get_namespace(api: TenancyApi) -> str:
     """Return the tenancy's Object Storage namespace, also used by its registry. Raises a task's error."""
     method = api.client(ObjectStorageClient).get_namespace
     return str(api.get("reading the tenancy's namespace", "read objectstorage-namespaces", method))
+
+
+def to_task_error(error: ServiceError, action: str, *, if_rejected: str, if_denied: str) -> TaskFailed:
+    """Build the task's error for an error response; two remedies: for the credentials and for a missing permission."""
+    code = str(error.code or "")  # a gateway may send a number
+    problem = f"{action}: {error.status} {code}".rstrip() + f": {one_line(error.message or 'no message')}"
+    request_note = f" (request {error.request_id})" if error.request_id else ""
+    if error.status == 401:
+        return UsageError(problem, remedy=f"{if_rejected}{request_note}")
+    if code.lower().endswith(("limitexceeded", "quotaexceeded")):
+        return UsageError(
+            problem, remedy=f"use less, or request more (console: Limits, Quotas and Usage){request_note}"
+        )
+    if error.status == 403:
+        return UsageError(problem, remedy=f"{if_denied}{request_note}")
+    if error.status == 404:
+        return UsageError(
+            f"{problem}; it does not exist, or is not visible to this user", remedy=f"{if_denied}{request_note}"
+        )
+    if error.status in (409, 412):
+        return ConfirmationRequired(problem, remedy=f"it was modified concurrently: check it, then retry{request_note}")
+    if error.status == 429 or error.status >= 500:
+        return RetryableError(problem, remedy=f"tried several times; retry later{request_note}")
+    return UsageError(f"{problem}{request_note}")
+
+
+def root_cause(error: BaseException) -> str:
+    """Return the innermost error's message on one line. Its URL has no secret: signatures are in headers."""
+    cause = getattr(error, "reason", None) or next(iter(error.args), None)
+    return root_cause(cause) if isinstance(cause, BaseException) else one_line(error) or type(error).__name__
+
+
+def one_line(text: object) -> str:
+    """Return the start of a text from outside, on one line."""
+    return " ".join(str(text).split())[:200]

@@ -20,7 +20,7 @@ from tasks.doctor.check import CheckContext
 from tasks.doctor.checks import oci as doctor
 from tasks.errors import RetryableError, UsageError
 from tasks.faults import passed
-from tasks.oci import api_errors, clients, commands
+from tasks.oci import clients, commands
 from tasks.oci.clients import connect, get_namespace, resolve_compartment
 from tasks.oci.discovery import get_user_name
 from tasks.settings.layers import Settings, load
@@ -53,7 +53,7 @@ def test_a_list_is_read_to_its_last_page_with_retries(tenancy: FakeTenancy, sett
 @pytest.mark.parametrize("case", load_cases(__file__, "api_errors.yaml"))
 def test_an_error_of_the_api_is_one_line_with_what_to_do(case: Case) -> None:
     answer = case["input"]
-    error = api_errors.to_task_error(
+    error = clients.to_task_error(
         ServiceError(
             answer["status"],
             answer.get("code"),
