@@ -27,8 +27,8 @@ def explain_command(command: Command) -> str:
     An argument is accepted as a flag too, which is not shown.
     """
     arguments = [(name.upper(), flag) for name, flag in command.typed_flags.items() if flag.is_positional]
-    words = (f" [{name}]" if flag.is_value_optional else f" {name}" for name, flag in arguments)
-    usage = f"Usage: inv {command.shown_name}{''.join(words)} [--flags] [TASK ...]"
+    shown = (f" [{name}]" if flag.is_value_optional else f" {name}" for name, flag in arguments)
+    usage = f"Usage: inv {command.shown_name}{''.join(shown)} [--flags] [TASK ...]"
     description = "\n".join(textwrap.fill(line, WIDTH) for line in (command.__doc__ or "").splitlines())
     flags = [(_typed(name, flag), flag) for name, flag in command.typed_flags.items() if not flag.is_positional]
     columns = {"Arguments": arguments, "Flags": sorted(flags, key=lambda row: row[0])}
