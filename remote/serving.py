@@ -5,11 +5,9 @@ proxies; redirects are not followed. Every response is limited in size and time.
 """
 
 import http.client
-import io
 import json
 import re
 import ssl
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -47,9 +45,8 @@ def _parse_url(url: str) -> urllib.parse.SplitResult:
     """Parse and check a URL. Raises BadServer."""
     try:
         parts = urllib.parse.urlsplit(url)
-        is_valid = (
-            parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        )  # `port` raises for an invalid number
+        # `port` raises for an invalid number.
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         is_valid = False
     if not is_valid or "@" in parts.netloc or parts.query or parts.fragment or not re.fullmatch(r"[!-~]+", url):
@@ -84,7 +81,7 @@ class ServerClient:
         if key is not None:
             self._headers["Authorization"] = f"Bearer {key.reveal()}"
         proxies = [urllib.request.ProxyHandler({})] if is_local else []
-        self._opener = urllib.request.build_opener(_NoErrorProcessor(), _HttpHandler(), _HttpsHandler(), *proxies)
+        self._opener = urllib.request.build_opener(_NoErrorProcessor(), *proxies)
 
     def models(self) -> list[str]:
         """List the names of the served models."""
@@ -138,49 +135,6 @@ class ServerClient:
             return schema.parse_object(content)
         except ValueError as error:
             raise BadServer(f"{url}: the response is not a JSON object") from error
-
-
-class _TimedStream(io.RawIOBase):
-    """Bytes of a response; reading raises TimeoutError after REQUEST_TIMEOUT_SEC, also within its head."""
-
-    def __init__(self, raw: io.RawIOBase) -> None:
-        self._raw, self._until = raw, time.monotonic() + REQUEST_TIMEOUT_SEC
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        if time.monotonic() > self._until:
-            raise TimeoutError(f"no complete response within {REQUEST_TIMEOUT_SEC:.0f} s")
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-class _TimedResponse(http.client.HTTPResponse):
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.fp = io.BufferedReader(_TimedStream(self.fp.detach()))
-
-
-class _Connection(http.client.HTTPConnection):
-    response_class = _TimedResponse
-
-
-class _TlsConnection(http.client.HTTPSConnection):
-    response_class = _TimedResponse
-
-
-class _HttpHandler(urllib.request.HTTPHandler):
-    def http_open(self, request: Any) -> Any:
-        return self.do_open(_Connection, request)
-
-
-class _HttpsHandler(urllib.request.HTTPSHandler):
-    def https_open(self, request: Any) -> Any:
-        return self.do_open(_TlsConnection, request)
 
 
 class _NoErrorProcessor(urllib.request.HTTPErrorProcessor):

@@ -1,6 +1,5 @@
 """API client of a target, with credentials and proxies like kubectl's."""
 
-import base64
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -21,17 +20,13 @@ def connect(target: Target) -> "ApiClient":
     from urllib3 import disable_warnings
     from urllib3.exceptions import InsecureRequestWarning
 
-    user = dict(target.user_config)
-    if any(user.get(key) for key in ("as", "as-uid", "as-groups", "as-user-extra")):
+    if any(target.user_config.get(key) for key in ("as", "as-uid", "as-groups", "as-user-extra")):
         raise Misconfigured(
             f"context {target.context}: user {target.user} impersonates another (`as`), which only kubectl can",
             remedy="set cluster.context to one with credentials of its own",
         )
-    credential = credentials_of(target).status() if user.pop("exec", None) else {}
-    user |= {"token": credential["token"]} if "token" in credential else {}
-    for theirs, ours in (("clientCertificateData", "client-certificate-data"), ("clientKeyData", "client-key-data")):
-        if theirs in credential:
-            user[ours] = base64.b64encode(str(credential[theirs]).encode()).decode()
+    credentials = credentials_of(target)
+    user = credentials.user()
     configuration = Configuration()
     configuration.retries = False  # urllib3 would try a dead server four times
     try:
@@ -53,10 +48,8 @@ def connect(target: Target) -> "ApiClient":
         raise Misconfigured(
             f"context {target.context}: a value is not text", remedy="put quotes around it in the kubeconfig"
         ) from error
-    if "token" in credential:
-        configuration.refresh_api_key_hook = partial(  # type: ignore[assignment]
-            _renew_token, credentials_of(target)
-        )
+    if "exec" in target.user_config and "token" in user:
+        configuration.refresh_api_key_hook = partial(_renew_token, credentials)  # type: ignore[assignment]
     parts = urlsplit(str(configuration.host))
     if configuration.api_key and parts.scheme != "https" and not is_loopback(parts.hostname):  # kubectl omits them
         raise Misconfigured(

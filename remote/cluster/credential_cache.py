@@ -1,12 +1,12 @@
 """Credentials of a kubeconfig's program, kept while they are valid: kubectl would run it for each of its commands.
 
-The program's answer is also in a file that only this user can read, in a temporary folder, until this process ends;
-kubectl reads it with `cat`. If the answer has no time at which it expires, kubectl runs the program itself.
+kubectl reads the answer in a kubeconfig that only this user can read, in a temporary folder, until this process ends.
+If the answer has no time at which it expires, kubectl runs the program itself.
 """
 
 import atexit
+import base64
 import contextlib
-import copy
 import dataclasses
 import datetime
 import functools
@@ -32,6 +32,7 @@ from remote.hosts.pods.kubectl import LOG_IN, Kubectl, Misconfigured
 
 MIN_VALIDITY_SEC = 60.0  # remaining for an answer that is used
 MAX_KEPT_SEC = 240.0  # so that an answer which the server no longer accepts is not used for long
+_CERTIFICATE = {"clientCertificateData": "client-certificate-data", "clientKeyData": "client-key-data"}
 _logger = logging.getLogger(__name__)
 
 
@@ -63,7 +64,7 @@ class Credentials:
         self._target, self._lock = target, threading.Lock()
         self._program: Mapping[str, Any] = target.user_config.get("exec") or {}
         self._status: Mapping[str, Any] | None = None
-        self._answer, self._written = b"", b""
+        self._written: Mapping[str, Any] | None = None
         self._renew_at = 0.0
         self._is_kept, self._is_used = bool(self._program), False
 
@@ -74,9 +75,9 @@ class Credentials:
 
     def _current(self) -> Mapping[str, Any]:
         if self._status is None or time.time() >= self._renew_at:
-            self._answer = self._run()
+            answer = self._run()
             try:
-                self._status = status = dict(schema.parse_object(self._answer)["status"])
+                self._status = status = dict(schema.parse_object(answer)["status"])
                 if not status.keys() & {"token", "clientCertificateData"}:
                     raise LookupError("token")
                 expires = status.get("expirationTimestamp")
@@ -88,6 +89,21 @@ class Credentials:
             self._is_kept = now < self._renew_at < float("inf")
         return self._status
 
+    def user(self) -> dict[str, Any]:
+        """Return the kubeconfig's user, with the program's answer in its place. Raises Misconfigured."""
+        with self._lock:
+            return self._user()
+
+    def _user(self) -> dict[str, Any]:
+        user = dict(self._target.user_config)
+        if user.pop("exec", None):
+            status = self._current()
+            user |= {"token": status["token"]} if "token" in status else {}
+            for theirs, ours in _CERTIFICATE.items():
+                if theirs in status:
+                    user[ours] = base64.b64encode(str(status[theirs]).encode()).decode()
+        return user
+
     def kubeconfig(self) -> str | None:
         """Return the path of a kubeconfig with the kept answer; None if kubectl is to run the program itself.
 
@@ -97,29 +113,17 @@ class Credentials:
             is_first, self._is_used = not self._is_used and self._status is None, True
             if not self._is_kept or is_first:
                 return None
+            path = private_folder() / f"kubeconfig-{id(self)}.json"
             try:
-                self._current()
-                if self._is_kept and self._written != self._answer:
-                    _write_private(self._answer_path, self._answer)
-                    self._written = self._answer
+                users = [{"name": self._target.user, "user": self._user()}]
+                if self._is_kept and self._written is not self._status:
+                    with open_atomic(path, mode=0o600) as file:
+                        file.write(json.dumps({**self._target.config, "users": users}).encode())
+                    self._written = self._status
             except (Misconfigured, OSError) as error:
                 _logger.info("credentials are not kept: %s", type(error).__name__)  # its text may hold them
                 self._is_kept = False
-            return str(self._kubeconfig_path) if self._is_kept else None
-
-    @property
-    def _answer_path(self) -> Path:
-        return private_folder() / f"credential-{id(self)}.json"
-
-    @functools.cached_property
-    def _kubeconfig_path(self) -> Path:
-        """Write the kubeconfig, of this context only, and return its path."""
-        document = copy.deepcopy(dict(self._target.config))
-        reader = {"command": "cat", "args": [str(self._answer_path)], "interactiveMode": "Never"}
-        document["users"][0]["user"]["exec"] = {"apiVersion": self._program["apiVersion"], **reader}
-        path = private_folder() / f"kubeconfig-{id(self)}.json"
-        _write_private(path, json.dumps(document).encode())
-        return path
+            return str(path) if self._is_kept else None
 
     def _run(self) -> bytes:
         """Run the program, on this terminal if it may ask for a login. Raises Misconfigured."""
@@ -163,8 +167,3 @@ def _run_on_terminal(argv: list[str], environment: Mapping[str, str]) -> Complet
         argv, env=dict(environment), stdout=subprocess.PIPE, timeout=CREDENTIAL_TIMEOUT_SEC, check=False
     )
     return Completed(exit_code=ended.returncode, stdout=ended.stdout, stderr=b"")
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    with open_atomic(path, mode=0o600) as file:
-        file.write(content)

@@ -231,7 +231,8 @@ class BenchProgram:
                 remedy="name another, or null for the project's own",
             )
         profile = () if self.profile is None else ("--profile", self.profile)
-        arguments, stdin = ("inspect", *self._input_flags(), *profile, "--trials", "-"), _trials_json(trials)
+        arguments = ("inspect", "--model", self.model, "--data", self.data, *profile, "--trials", "-")
+        stdin = json.dumps([trial.to_json() for trial in trials]).encode()
         query = lambda host: _run_for_json(host, self.command(host, *arguments), stdin)  # noqa: E731
         first, *others = query_all(hosts, query, self.lost_after_sec, activity=_CHECK)
         for host, inputs in zip(hosts[1:], others, strict=True):
@@ -257,7 +258,7 @@ class BenchProgram:
         """Return the state of the host's GPUs now, as reported by `python -m bench sample`. Raises HostError."""
         command = self.command(host, "sample")
         completed = check(host, command, host.run(command, timeout_sec=_SAMPLE_TIMEOUT_SEC))
-        return _parse_document(host, command, completed)
+        return parse_json(host, completed.stdout, f"the answer to {command.render()}")
 
     def run_adapter(
         self, host: Host, command_name: str, request: Mapping[str, Any], on_line: Callable[[str], None]
@@ -296,9 +297,6 @@ class BenchProgram:
             raise HostUnreachable(f"{host.name}: output of {command.render()} is truncated")
         return results[-1]
 
-    def _input_flags(self) -> tuple[str, ...]:
-        return ("--model", self.model, "--data", self.data)
-
 
 def bench_program(settings: Settings) -> BenchProgram:
     """Return the program on the fleet's workers."""
@@ -314,22 +312,12 @@ def bench_program(settings: Settings) -> BenchProgram:
     )
 
 
-def _parse_document(host: Host, command: Command, completed: Completed) -> dict[str, Any]:
-    """Parse the output. Raises HostUnreachable if the transport truncated it, even with exit code 0."""
-    document: dict[str, Any] = parse_json(host, completed.stdout, f"the answer to {command.render()}")
-    return document
-
-
-def _trials_json(trials: Sequence[Trial]) -> bytes:
-    return json.dumps([trial.to_json() for trial in trials]).encode()
-
-
 def _run_for_json(host: Host, command: Command, stdin: bytes | None = None) -> Mapping[str, Any]:
     """Run the command and parse the JSON that it prints. Raises UsageError with its error line, and HostError."""
     completed = host.run(command, stdin=stdin, timeout_sec=_INSPECT_TIMEOUT_SEC)
     if completed.exit_code != 0:
         raise _to_error(host, command, completed, completed.stdout)
-    return _parse_document(host, command, completed)
+    return parse_json(host, completed.stdout, f"the answer to {command.render()}")
 
 
 def _to_error(host: Host, command: Command, completed: Completed, output: bytes) -> Exception:

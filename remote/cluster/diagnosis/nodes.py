@@ -148,9 +148,8 @@ def mixed_gpu_products(reports: Sequence[NodeReport]) -> list[str]:
     Nodes without that label are ignored.
     """
     kinds = Counter(report.gpu_product for report in reports if report.qualifies and report.gpu_product is not None)
-    return (
-        [f"{kind} ({count} node{'s' if count > 1 else ''})" for kind, count in kinds.items()] if len(kinds) > 1 else []
-    )
+    lines = [f"{kind} ({count} node{'s' if count > 1 else ''})" for kind, count in kinds.items()]
+    return lines if len(lines) > 1 else []
 
 
 def _admission_findings(node: Object, placement: PodPlacement) -> Iterator[Diagnosis]:
@@ -164,20 +163,15 @@ def _admission_findings(node: Object, placement: PodPlacement) -> Iterator[Diagn
         is_own = taint["key"].startswith("node.kubernetes.io/") and taint["key"] != OUT_OF_SERVICE
         if taint["effect"] == "PreferNoSchedule" or is_own:
             continue  # a preference, or reported by a condition above
-        if not any(_tolerates(toleration, taint) for toleration in placement.tolerations):
+        tolerated = [
+            each.get("effect", taint["effect"]) for each in placement.tolerations if each["key"] == taint["key"]
+        ]
+        if taint["effect"] not in tolerated:
             remedy = f"kubectl taint node {name} {taint['key']}:{taint['effect']}-"
             if taint["key"] == placement.provider.preemptible_label:
                 remedy = "to use preemptible nodes, set cluster.preemptible to true"
             text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
             yield Diagnosis("taint", f"taint {text} is not tolerated", remedy)
-
-
-def _tolerates(toleration: Object, taint: Object) -> bool:
-    if toleration.get("effect") not in (None, taint["effect"]):
-        return False
-    if toleration.get("operator", "Equal") == "Exists":
-        return toleration.get("key") in (None, taint["key"])
-    return bool(toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get("value", ""))
 
 
 def _gpu_findings(
@@ -251,14 +245,9 @@ def _version_findings(report: NodeReport) -> Iterator[Diagnosis]:
 
 
 def _requested(pod: Object, resource: str, section: str = "requests") -> Decimal:
-    resources = [container.get("resources") or {} for container in pod.get("spec", {}).get("containers") or []]
-    return sum(
-        (
-            parse_quantity((container_resources.get(section) or {}).get(resource, "0"))
-            for container_resources in resources
-        ),
-        Decimal(0),
-    )
+    containers = pod.get("spec", {}).get("containers") or []
+    amounts = [(container.get("resources") or {}).get(section) or {} for container in containers]
+    return sum((parse_quantity(amount.get(resource, "0")) for amount in amounts), Decimal(0))
 
 
 def gpu_count(pod: Object) -> int:

@@ -98,7 +98,7 @@ def test_kubectl_and_the_client_read_a_kept_token_until_it_expires(
     assert runs(kubeconfig) == before + 1
     assert [nodes() for _ in range(4)] == [b"node/node-0\n"] * 4
     assert runs(kubeconfig) == before + 2, "once for the token that is kept"
-    (answer,) = private_folder().glob("credential-*.json")
+    (answer,) = private_folder().glob("kubeconfig-*.json")
     assert (answer.stat().st_mode & 0o777, "token" in answer.read_text()) == (0o600, True)
     before = runs(kubeconfig)
     client = Client(target)
