@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support.kubernetes.admission.defaults import fill
 from tests.support.kubernetes.api.answers import Json, Refusal, deep_copy, not_found
-from tests.support.kubernetes.store.apply import Managers, apply, owners_after_update
+from tests.support.kubernetes.store.apply import apply
 from tests.support.kubernetes.store.resources import Target
 from tests.support.kubernetes.store.store import Store
 
@@ -44,31 +44,29 @@ class Writer:
         """Return the object as stored, or as it would be in a dry run. Raises Refusal."""
         key, dry, manager = at.resource.key, query.get("dryRun") == "All", query.get("fieldManager") or "unknown"
         live = self._store.find(key, at.namespace, at.name)
-        owners: Managers = self._store.owners.get(live["metadata"]["uid"], {}) if live else {}
         if method == "POST":
-            return self._create(at, body, owners_after_update(None, {}, body, manager), dry)
+            return self._create(at, body, dry)
         if content_type == APPLY:
-            made, owners = apply(live, owners, body, manager, force=query.get("force") == "true")
-            if live is None:
-                return self._create(at, made, owners, dry)
-        elif live is None:
+            before = self._store.applied.get((live["metadata"]["uid"], manager), set()) if live else set()
+            made, applied = apply(live, before, body)
+            written = self._create(at, made, dry) if live is None else self._update(at, live, made, dry)
+            if not dry:
+                self._store.applied[written["metadata"]["uid"], manager] = applied
+            return written
+        if live is None:
             raise not_found(key, at.name)
-        else:
-            made = merge_patch(live, body)  # the strategic patches of cordon, taint and drain merge no list
-            fill(key, made)
-            owners = owners_after_update(live, owners, made, manager)
-        return self._update(at, live, made, owners, dry)
+        # The strategic patches of cordon, taint and drain merge no list.
+        return self._update(at, live, merge_patch(live, body), dry)
 
-    def _create(self, at: Target, body: Json, owners: Managers, dry: bool) -> Json:
+    def _create(self, at: Target, body: Json, dry: bool) -> Json:
         made = self._store.prepare(at.namespace, {k: v for k, v in body.items() if k != "status"})
         fill(at.resource.key, made)
         if dry:
             made["metadata"]["resourceVersion"] = ""
             return made
-        self._store.owners[made["metadata"]["uid"]] = owners
         return self._store.create(at.resource.key, at.namespace, made)
 
-    def _update(self, at: Target, live: Json, made: Json, owners: Managers, dry: bool) -> Json:
+    def _update(self, at: Target, live: Json, made: Json, dry: bool) -> Json:
         for name in _SERVER_OWNED:
             if name in live["metadata"]:
                 made["metadata"][name] = live["metadata"][name]
@@ -80,5 +78,4 @@ class Writer:
         made["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"]
         if dry:
             return made
-        self._store.owners[live["metadata"]["uid"]] = owners
         return self._store.replace(at.resource.key, made)

@@ -48,7 +48,7 @@ class Store:
     def __init__(self) -> None:
         self.version = 1000
         self.history: list[Change] = []
-        self.owners: dict[str, Any] = {}  # uid to `Managers` of `store.apply`
+        self.applied: dict[tuple[str, str], set[tuple[str, ...]]] = {}  # uid and manager to the paths of its last apply
         self._objects: dict[str, dict[tuple[str, str], Json]] = {}
         self._listeners: list[Callable[[Change], None]] = []
 
