@@ -5,8 +5,6 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from remote.cluster.manifests import DIGEST_ANNOTATION, Image, ManifestValues, kustomization, with_digest
 from remote.cluster.plan import Verb, comparable, describe_change, identity, is_training, plan
@@ -45,26 +43,16 @@ def make_live(
 
 
 @pytest.mark.parametrize(
-    "reference",
-    ["fra.ocir.io/ns/repo:1.0", "fra.ocir.io/ns/repo", "repo@sha256:12", f"a b@{DIGEST_HEX}", f"@{DIGEST_HEX}", ""],
+    "reference", ["fra.ocir.io/ns/repo:1.0", "repo@sha256:12", f"a b@{DIGEST_HEX}", f"@{DIGEST_HEX}"]
 )
 def test_an_image_without_a_whole_digest_is_refused(reference: str) -> None:
     with pytest.raises(ValueError, match=re.escape(repr(reference))):
         Image.parse(reference)
 
 
-@pytest.mark.parametrize(
-    ("reference", "repository", "registry"),
-    [
-        (f"fra.ocir.io/ns/repo@{DIGEST_HEX}", "fra.ocir.io/ns/repo", "fra.ocir.io"),
-        (f"fra.ocir.io/ns/repo:1.0@{DIGEST_HEX}", "fra.ocir.io/ns/repo", "fra.ocir.io"),
-        (f"localhost:5000/a/b@{DIGEST_HEX}", "localhost:5000/a/b", "localhost:5000"),
-    ],
-)
-def test_an_image_is_its_repository_and_digest(reference: str, repository: str, registry: str) -> None:
-    image = Image.parse(reference)
-    assert (image.repository, image.digest, image.registry) == (repository, DIGEST_HEX, registry)
-    assert image.reference == f"{repository}@{DIGEST_HEX}"
+def test_an_image_is_its_repository_and_digest() -> None:
+    image = Image.parse(f"localhost:5000/a/b:1.0@{DIGEST_HEX}")
+    assert (image.repository, image.digest, image.registry) == ("localhost:5000/a/b", DIGEST_HEX, "localhost:5000")
 
 
 def applied(desired: dict[str, Any], live: dict[str, Any]) -> dict[str, Any]:
@@ -116,11 +104,8 @@ def test_only_a_job_with_work_to_do_is_a_training() -> None:
 def test_a_plan_names_the_rights_it_needs() -> None:
     planned = plan([make_object("Service"), make_object("Job", a=2)], [make_live("Job")], [], makes_secret=True)
     rights = {"Service": ("create", "patch"), "Job": ("create", "delete", "patch"), "Secret": ("create", "patch")}
-    assert set(planned.permissions) == {(right, kind) for kind, several in rights.items() for right in several}
-
-
-def test_a_secret_to_write_is_something_to_do() -> None:
     assert not plan([], [], [], makes_secret=True).is_empty
+    assert set(planned.permissions) == {(right, kind) for kind, several in rights.items() for right in several}
 
 
 def test_a_replaced_job_is_described_by_its_changed_lines() -> None:
@@ -134,19 +119,9 @@ def test_a_replaced_job_is_described_by_its_changed_lines() -> None:
     ] * 2
 
 
-JSON = st.recursive(
-    st.booleans() | st.integers(1, 9) | st.text("abc", min_size=1, max_size=3),
-    lambda below: (
-        st.lists(below, max_size=3) | st.dictionaries(st.text("xyz", min_size=1, max_size=2), below, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(st.text("xyz", min_size=1), JSON, min_size=1, max_size=3))
-def test_a_digest_depends_only_on_the_content(value: dict[str, Any]) -> None:
-    first = with_digest({"metadata": {"name": "x"}, "spec": value})
-    other = with_digest({"spec": dict(reversed(value.items())), "metadata": {"name": "x"}})
+def test_a_digest_depends_only_on_the_content() -> None:
+    first = with_digest({"metadata": {"name": "x"}, "spec": {"a": 1, "b": [2]}})
+    other = with_digest({"spec": {"b": [2], "a": 1}, "metadata": {"name": "x"}})
     assert first["metadata"]["annotations"][DIGEST_ANNOTATION] == other["metadata"]["annotations"][DIGEST_ANNOTATION]
 
 

@@ -154,9 +154,7 @@ def test_a_run_that_went_on_after_it_was_collected_is_not_collected(tmp_path: Pa
     ("changes", "is_pending"),
     [
         ({}, True),
-        # with a wrong clock of this machine, too
-        ({"created_at": "1990-01-01T00:00:00+00:00"}, True),
-        ({"created_at": "2090-01-01T00:00:00+00:00"}, True),
+        ({"created_at": "1990-01-01T00:00:00+00:00"}, True),  # with a wrong clock of this machine, too
         # never in these pods
         ({"fleet_kind": "local"}, False),
         ({"provenance": {"cluster": {**DEV, "namespace": "other"}}}, False),

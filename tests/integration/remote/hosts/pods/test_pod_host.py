@@ -55,7 +55,7 @@ def reply_size(stand_in: FakePod) -> int:
 
 def test_output_cut_at_any_byte_with_exit_0_is_lost_and_never_a_success(stand_in: FakePod) -> None:
     whole = reply_size(stand_in)
-    for after in [0, 1, 32, 33, 34, 40, whole // 2, *range(whole - 12, whole)]:
+    for after in [0, 32, 33, 40, whole // 2, whole - 11, whole - 1]:
         stand_in.fault("cut", after)
         with pytest.raises(HostUnreachable, match="worker-0"):
             stand_in.run("sh", "-c", TWO_LINES)
@@ -66,13 +66,13 @@ def test_output_cut_at_any_byte_with_exit_0_is_lost_and_never_a_success(stand_in
 @pytest.mark.parametrize("fault", ["flip", "skip"])
 def test_output_spoiled_on_its_way_is_lost_and_never_a_success(stand_in: FakePod, fault: str) -> None:
     whole = reply_size(stand_in)
-    for after in [0, 20, 33, 36, 40, 45, whole - 30, whole - 20, whole - 1 if fault == "flip" else whole - 11]:
+    for after in [0, 33, 36, 45, whole - 30, whole - 1 if fault == "flip" else whole - 11]:
         stand_in.fault(fault, after)
         with pytest.raises((HostUnreachable, CommandTimedOut)):
             stand_in.run("sh", "-c", TWO_LINES, timeout_sec=1.5)
 
 
-@pytest.mark.parametrize("after", [0, 20, 40])
+@pytest.mark.parametrize("after", [0, 40])
 def test_a_frozen_stream_is_given_up_however_long_the_command_may_take(stand_in: FakePod, after: int) -> None:
     stand_in.host = dataclasses.replace(stand_in.host, silence_sec=1.0)
     stand_in.fault("freeze", after)
@@ -81,8 +81,8 @@ def test_a_frozen_stream_is_given_up_however_long_the_command_may_take(stand_in:
 
 
 def test_a_command_may_be_silent_for_longer_than_its_stream(stand_in: FakePod) -> None:
-    stand_in.host = dataclasses.replace(stand_in.host, silence_sec=3.0)  # kubectl and Python start meanwhile
-    assert stand_in.run("sh", "-c", "sleep 4; echo done").stdout == b"done\n"
+    stand_in.host = dataclasses.replace(stand_in.host, silence_sec=2.0)  # kubectl and Python start meanwhile
+    assert stand_in.run("sh", "-c", "sleep 2.5; echo done").stdout == b"done\n"
 
 
 def test_a_kubectl_that_stays_after_the_end_is_killed(stand_in: FakePod) -> None:
