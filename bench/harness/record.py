@@ -321,27 +321,21 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
+def peak_text(vram_bytes: int | None, rss_bytes: int) -> str:
+    """Name the peak memory: that of the GPU, or without one that of the process."""
+    return f"peak RSS {format_gib(rss_bytes, 2)}" if vram_bytes is None else f"peak VRAM {format_gib(vram_bytes, 2)}"
+
+
 def summary_line(trial: Trial, trial_id: str, outcome: Outcome, metrics: Metrics | None, elapsed: float) -> str:
     """Summarize a trial in one line, with its profile, so that numbers of profile tiny are not taken for a GPU's."""
-    line = f"{outcome.status.value} {trial_id} [{trial.profile}]"
-    if outcome.text is not None:
-        line += f": {outcome.text}"
+    parts = [f"{outcome.status.value} {trial_id} [{trial.profile}]", *([outcome.text] if outcome.text else [])]
     if metrics is not None:
-        times = metrics.step_time_sec
-        peak, kind = (
-            (metrics.peak_rss_bytes, "RSS") if metrics.peak_vram_bytes is None else (metrics.peak_vram_bytes, "VRAM")
+        times, peak = metrics.step_time_sec, peak_text(metrics.peak_vram_bytes, metrics.peak_rss_bytes)
+        parts.append(
+            f"{times.median:.4f} s/step [{times.low:.4f}, {times.high:.4f}], {metrics.tokens_per_sec:.0f} tokens/s "
+            f"({metrics.useful_tokens_per_sec:.0f} useful), {peak}"
         )
-        line += (
-            f": {metrics.samples_per_sec:.2f} samples/s, "
-            f"{times.median:.4f} s/step [{times.low:.4f}, {times.high:.4f}], "
-            f"{metrics.tokens_per_sec:.0f} tokens/s ({metrics.useful_tokens_per_sec:.0f} useful), "
-            f"loss {_number(metrics.first_loss)} -> {_number(metrics.last_loss)}, peak {kind} {format_gib(peak, 2)}"
-        )
-    return f"{line}, {elapsed:.1f} s in all"
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3f}"
+    return f"{': '.join(parts)}, {elapsed:.1f} s in all"
 
 
 class PhaseClock:

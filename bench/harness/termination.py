@@ -14,11 +14,10 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-from bench.harness.record import Record, peak_rss_bytes
+from bench.harness.record import Record, peak_rss_bytes, peak_text
 from bench.records.atomic_files import DISK_ERRNOS
 from bench.records.paths import NODE_NAME_VARIABLE
 from bench.records.status import Outcome, ReasonCode
-from bench.records.units import format_gib
 
 # Messages of allocators that raise a plain RuntimeError: torch, CUDA's libraries and bitsandbytes.
 _OUT_OF_MEMORY = re.compile(
@@ -160,7 +159,8 @@ def classify_error(error: BaseException, record: Record | None = None) -> Outcom
     if is_out_of_memory(error):
         if record is None:  # a rank's, to which the parent adds the rest
             return Outcome.of(ReasonCode.OUT_OF_MEMORY, message[:300])
-        reason = f"out of memory: {message[:200]}; {_peak_memory(record)}"
+        peak = peak_text(record.peak_vram_bytes, record.peak_rss_bytes or peak_rss_bytes())
+        reason = f"out of memory: {message[:200]}; {peak}"
         return Outcome.of(ReasonCode.OUT_OF_MEMORY, reason, MORE_MEMORY)
     message = f"{type(error).__name__}: {message}"
     default = ReasonCode.ERROR
@@ -171,12 +171,6 @@ def classify_error(error: BaseException, record: Record | None = None) -> Outcom
     elif isinstance(error, OSError) and error.errno in DISK_ERRNOS:
         default = ReasonCode.NOT_WRITTEN
     return Outcome.of(code or default, message[:300], remedy)
-
-
-def _peak_memory(record: Record) -> str:
-    vram = record.peak_vram_bytes
-    peak, kind = (record.peak_rss_bytes or peak_rss_bytes(), "RSS") if vram is None else (vram, "VRAM")
-    return f"peak {kind} {format_gib(peak, 2)}"
 
 
 def is_connection_error(text: str) -> bool:

@@ -9,8 +9,7 @@ On several machines, the first one does this; the others only run their share of
 
 import dataclasses
 import json
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -34,12 +33,12 @@ from bench.workloads.finetune.training_set import FirstAttempt
 from bench.workloads.finetune.training_set import (
     check_inputs as check_inputs,  # looked up in workload modules with special inputs
 )
-from bench.workloads.ranks.launcher import POLL_SEC, RankLauncher, make_limits
+from bench.workloads.ranks.launcher import RankLauncher, make_limits
 from bench.workloads.ranks.multi_node import NodeList
 from bench.workloads.ranks.watch import TRIAL_FILE, RankKilled, RankLimits, RankOutOfMemory, Ranks
 
 MODULE = "bench.workloads.finetune.rank"
-SPEC_FILE, STOP_FILE = "job.json", "stop"
+SPEC_FILE = "job.json"
 GRACE_SEC = 22.0  # for a step and its checkpoint; a node waits 30 s between SIGTERM and SIGKILL
 EXAMPLES_FOLDER = "examples"
 # gpu: as in a distributed trial; tiny: a shared core with a model of 135 million weights (measured: 4 per second).
@@ -300,7 +299,7 @@ def follow(request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) 
 
 def _make_launcher(trial: Trial, stops: StopSignals, nodes: NodeList | None) -> RankLauncher:
     limits = make_row_limits(trial)
-    return RankLauncher(trial, stops, nodes, module=MODULE, limits=limits, stop_after_step=stop_after_step)
+    return RankLauncher(trial, stops, nodes, module=MODULE, limits=limits, grace_sec=GRACE_SEC)
 
 
 def make_row_limits(trial: Trial) -> RankLimits:
@@ -308,14 +307,6 @@ def make_row_limits(trial: Trial) -> RankLimits:
     limits = make_limits(trial)
     row_sec = trial.max_seq_len * trial.micro_batch_size / MIN_TOKENS_PER_SEC[trial.profile]
     return dataclasses.replace(limits, step_sec=max(limits.step_sec, row_sec))
-
-
-def stop_after_step(folder: Path, poll: Callable[[], int | None]) -> None:
-    """Let the ranks end after their current step, with a checkpoint, if that takes at most GRACE_SEC."""
-    (folder / STOP_FILE).touch()
-    deadline = time.monotonic() + GRACE_SEC
-    while poll() is None and time.monotonic() < deadline:
-        time.sleep(POLL_SEC)
 
 
 def _checkpoint_folder(request: Request) -> Path:

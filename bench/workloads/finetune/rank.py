@@ -24,7 +24,8 @@ from bench.records.atomic_files import sha256_of
 from bench.records.paths import ADAPTER_FOLDER
 from bench.workloads.finetune import resume, training_set
 from bench.workloads.finetune.checkpoint import ADAPTER
-from bench.workloads.finetune.finetune import EXAMPLES_FOLDER, SPEC_FILE, STOP_FILE, RankSpec
+from bench.workloads.finetune.finetune import EXAMPLES_FOLDER, SPEC_FILE, RankSpec
+from bench.workloads.ranks.launcher import STOP_FILE
 from bench.workloads.ranks.process import RankGroup, RankProcess, main, peak_vram_bytes
 from bench.workloads.ranks.watch import TRIAL_FILE
 

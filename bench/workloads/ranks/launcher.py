@@ -32,6 +32,7 @@ SILENCE_SEC = 45.0  # a dead or hung rank then ends the trial within 60 s
 STEP_MARGIN_SEC = 5.0  # report a silent rank before a hung step, because that report names the rank
 MIN_TOKENS_PER_SEC = 364.0  # half the rate of an A10: a slower step counts as hung
 POLL_SEC = 0.1
+STOP_FILE = "stop"
 
 OnLine = Callable[[dict[str, Any]], None]
 T = TypeVar("T")
@@ -40,8 +41,7 @@ T = TypeVar("T")
 class RankLauncher:
     """Launcher of the ranks of a trial, each a process of `module`; with `nodes`, this machine's share of them.
 
-    `stop_after_step`, if not None, gets the ranks' folder and a function that polls them; it lets them end their
-    current step after a stop signal.
+    After a stop signal the ranks have `grace_sec` to end their current step, which STOP_FILE in their folder asks for.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class RankLauncher:
         *,
         module: str,
         limits: RankLimits,
-        stop_after_step: Callable[[Path, Callable[[], int | None]], None] | None = None,
+        grace_sec: float = 0.0,
     ) -> None:
         self._trial, self._stops, self._nodes = trial, stops, nodes
-        self._module, self._limits, self._stop_after_step = module, limits, stop_after_step
+        self._module, self._limits, self._grace_sec = module, limits, grace_sec
         self.backend = ""
 
     def check(self) -> None:
@@ -89,8 +89,7 @@ class RankLauncher:
             try:
                 self._await_end(record, ranks, hub, on_line, has_stopped)
             except Stopped as stopped:
-                if self._stop_after_step is not None and not stopped.code.is_worker_faulty:
-                    self._stop_after_step(ranks.folder, ranks.poll)
+                if self._end_step(stopped, ranks.folder, ranks.poll):
                     ranks.dispatch_lines(on_line)
                 raise
 
@@ -124,6 +123,16 @@ class RankLauncher:
         with self._stops.deferred():
             ranks.dispatch_lines(on_line)
         return code
+
+    def _end_step(self, stopped: Stopped, folder: Path, poll: Callable[[], int | None]) -> bool:
+        """Let the ranks end their current step; return False if they may not, such as on a faulty GPU."""
+        if not self._grace_sec or stopped.code.is_worker_faulty:
+            return False
+        (folder / STOP_FILE).touch()
+        deadline = time.monotonic() + self._grace_sec
+        while poll() is None and time.monotonic() < deadline:
+            time.sleep(POLL_SEC)
+        return True
 
     def follow(self, check_inputs: Callable[[], T], prepare: Callable[[T], Mapping[str, str]] = lambda _: {}) -> int:
         """Run this machine's share of the ranks; return the exit code. Only the first machine measures and writes.
@@ -181,8 +190,7 @@ class RankLauncher:
                 self._stops.check()
                 time.sleep(POLL_SEC)
         except Stopped as stopped:
-            if self._stop_after_step is not None and not stopped.code.is_worker_faulty:
-                self._stop_after_step(ranks.folder, poll)
+            self._end_step(stopped, ranks.folder, poll)
             # Sent before these ranks are killed: otherwise the first machine would report a failure.
             _send_stop(link, mine, stopped, has_ended_step=poll() == 0)
             raise

@@ -19,7 +19,7 @@ from bench.records.result import TrialResult
 from bench.records.status import ExitCode, TrialStatus
 from bench.records.training import DerivedSettings, TrainingRecord
 from bench.workloads.finetune.derived import derive
-from bench.workloads.finetune.finetune import STOP_FILE
+from bench.workloads.ranks.launcher import STOP_FILE
 from tests.support import tiny_training
 from tests.support.hosts.attempts import WAIT_SEC, Attempts
 from tests.support.hosts.local_fleet import wait_for

@@ -40,14 +40,17 @@ def last_messages(monkeypatch) -> list[Any]:
     return messages
 
 
-def make_launcher(trial: Trial | None, stops: Any, nodes: Any = None) -> RankLauncher:
-    return RankLauncher(trial, stops, nodes, module="ranks", limits=SimpleNamespace(silence_sec=1.0))
+NODES = NodeList(count=2, rank=1, address="127.0.0.1", port=21000, token="word")
+
+
+def make_launcher(trial: Trial | None, stops: Any, nodes: Any = None, grace_sec: float = 0.0) -> RankLauncher:
+    limits = SimpleNamespace(silence_sec=1.0)
+    return RankLauncher(trial, stops, nodes, module="ranks", limits=limits, grace_sec=grace_sec)
 
 
 def run_local_ranks(trial: Trial, check_inputs: Callable[[], Any]) -> int:
-    nodes = NodeList(count=2, rank=1, address="127.0.0.1", port=21000, token="word")
     stops = SimpleNamespace(check=lambda: None, deferred=contextlib.nullcontext)
-    return make_launcher(trial, stops, nodes).follow(check_inputs)
+    return make_launcher(trial, stops, NODES).follow(check_inputs)
 
 
 @pytest.mark.parametrize(("code", "message"), [(0, {}), (1, {"ranks": [], "rank": 1})])
@@ -77,6 +80,33 @@ def test_a_machine_that_is_stopped_while_it_reads_its_inputs_says_why_and_is_not
     with pytest.raises(Stopped):
         run_local_ranks(make_trial(kind="distributed", world_size=2), raising(Stopped(code, "why")))
     assert last_messages == [message]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "message"),
+    [
+        (None, ReasonCode.WORKER_STOPPED, {"stopped": [1]}),
+        (1, ReasonCode.WORKER_STOPPED, {"stopped": [1]}),
+        (0, ReasonCode.WORKER_STOPPED, {}),
+        (0, ReasonCode.GPU_FAULT, (1, ReasonCode.GPU_FAULT, "why")),
+    ],
+)
+def test_a_machine_reports_whether_its_rank_ended_its_step(
+    monkeypatch, make_trial, tmp_path, last_messages, code, reason, message
+):
+    stop_file = tmp_path / launcher.STOP_FILE
+    ranks = SimpleNamespace(
+        folder=tmp_path, poll=lambda: code if stop_file.exists() else None, last_lines=lambda _: [],
+        write_files=lambda _: None,
+    )  # fmt: skip
+    monkeypatch.setattr(launcher, "Ranks", lambda *_, **__: contextlib.nullcontext(ranks))
+    launcher.LeaderLink().enter_result.check = lambda: None
+    stops = SimpleNamespace(check=raising(Stopped(reason, "why")), deferred=contextlib.nullcontext)
+    with pytest.raises(Stopped):
+        make_launcher(make_trial(kind="distributed", world_size=2), stops, NODES, grace_sec=0.01).follow(dict)
+    assert last_messages == [message]
+    is_ended = reason is ReasonCode.WORKER_STOPPED
+    assert stop_file.exists() == is_ended, "a faulty GPU ends no step and writes no checkpoint"
 
 
 @pytest.mark.usefixtures("restored_signals")
