@@ -10,11 +10,8 @@ from reports import formatting
 from tasks.clients.target_cluster import place_pods
 from tasks.cluster.checks import (
     EXEC_PERMISSIONS,
-    NO_CONTROLLER,
     NO_CSI,
     NO_PERMISSION,
-    NO_SECRET,
-    missing_controller,
     missing_driver,
     missing_permissions,
 )
@@ -103,17 +100,6 @@ def namespace(context: CheckContext) -> CheckResult:
     return passed(f"{name}, Pod Security {level}; our pods meet restricted")
 
 
-@CHECKS.register("pull secret", "Does the namespace have the registry's login?", NO_SECRET)
-def secret(context: CheckContext) -> CheckResult:
-    with context.open_cluster() as cluster:
-        name = place_pods(context.settings.cluster, cluster.provider).pull_secret
-        if name is None:
-            raise Skipped("cluster.pull_secret is null: the image is public")
-        if not cluster.has_secret(name):
-            return NO_SECRET.result(cluster.provider, namespace=cluster.target.namespace, secret=name)
-    return passed(f"pull secret {name} exists")
-
-
 @CHECKS.register("storage", "Is there a shared volume, and the driver for it?", NO_CSI, NO_VOLUME)
 def storage(context: CheckContext) -> CheckResult:
     with context.open_cluster() as cluster:
@@ -124,15 +110,6 @@ def storage(context: CheckContext) -> CheckResult:
         if driver := missing_driver(cluster, source):
             return NO_CSI.result(cluster.provider, driver=driver)
     return passed(f"the shared volume is {', '.join(source)}, and its driver is installed")
-
-
-@CHECKS.register("controller", "Is the overlay's controller installed?", NO_CONTROLLER)
-def controller(context: CheckContext) -> CheckResult:
-    overlay = context.settings.cluster.overlay
-    with context.open_cluster() as cluster:
-        if missing := missing_controller(cluster, overlay):
-            return NO_CONTROLLER.result(overlay=overlay, controller=missing)
-    return passed(f"the controllers of the overlay {overlay} are installed")
 
 
 @NODE_CHECKS.register("enough", "Do as many nodes qualify as the fleet has pods, with one kind of GPU?")

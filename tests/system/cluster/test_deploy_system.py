@@ -46,7 +46,6 @@ def test_a_deployment_comes_up_and_another_and_the_reading_tasks_change_nothing(
     output = operator.inv_unchanged("doctor", "--only", "cluster,pods")
     assert "2 of 2 pods are up" in output
     assert "may run trials and deploy" in output
-    assert "pull secret ocir-secret" in output
 
 
 def test_before_a_deployment_a_dry_run_prints_the_plan_and_every_task_names_the_command(

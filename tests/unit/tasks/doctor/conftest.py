@@ -60,11 +60,6 @@ class FakeCluster:
     def has_object(self, _: Kind, name: str) -> bool:
         return name in self.names
 
-    def has_secret(self, name: str) -> bool:
-        return name in self.names
-
-    has_api_group = has_secret
-
 
 @pytest.fixture
 def make_context(context: Callable[..., Context]) -> MakeContext:
