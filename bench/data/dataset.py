@@ -40,8 +40,8 @@ from bench.records.training import (
     DataFinding,
     DataPart,
     DataReport,
+    DatasetFacts,
     FileFacts,
-    LostToLength,
     TrainingData,
 )  # fmt: skip
 
@@ -55,18 +55,6 @@ BINS = 24  # bars in the histogram of lengths of a report
 EXAMPLES_FILE, INDEX_FILE = "examples.arrow", "index.json"
 DIGEST_KEY_BYTES = 16  # the part of a digest that is compared to find equal lines
 CACHE_VERSION = 9  # part of the cache key; changes when the cache's files or the examples of the same data change
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetFacts:
-    """Facts about the lines of data files. `left_out` counts lines without an example, `duplicates` repeated ones."""
-
-    files: list[FileFacts]
-    findings: list[DataFinding]
-    left_out: int
-    shown: list[ConversationPreview]
-    lost: LostToLength | None = None
-    duplicates: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +194,7 @@ def summarize(
         for row in packing.fill_rows(lengths, range(len(lengths)), row_tokens, separation)
     ]
     return DataReport(
-        files=examples.facts.files,
+        **{**vars(examples.facts), "shown": []},
         examples=len(examples.training),
         validation_examples=len(examples.validation),
         tokens=sum(lengths),
@@ -219,13 +207,8 @@ def summarize(
         slowdown=packing.slowdown(lengths, rows, row_tokens, separation),
         lengths=counts,
         length_edges=edges,
-        left_out=examples.facts.left_out,
-        findings=examples.facts.findings,
-        shown=[],
         was_cached=was_cached,
         seconds=seconds,
-        lost=examples.facts.lost,
-        duplicates=examples.facts.duplicates,
     )
 
 

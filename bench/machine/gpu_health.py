@@ -9,10 +9,9 @@ Not covered: events before the monitor was made, which NVML does not keep; GPUs 
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from bench.machine.nvml import Gpu
+from bench.machine.nvml import Gpu, GpuHealth
 
 # XIDs that a program can cause; the others are the hardware's or the driver's. The list is that of NVIDIA's Kubernetes
 # device plugin (internal/rm/health.go), which takes a GPU out of service for any other.
@@ -32,45 +31,16 @@ XID_MEANINGS = {
 LOW_LINK_SHARE = 0.5  # a link with at most this part of its lanes slows copies down
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuHealth:
-    """Counters and PCIe link of one GPU at one moment; None if unknown. ECC errors since the driver was loaded."""
-
-    ecc_corrected: int | None = None
-    ecc_uncorrected: int | None = None
-    rows_remapped: int | None = None
-    is_remap_pending: bool | None = None
-    is_remap_failed: bool | None = None
-    pcie_generation: int | None = None
-    pcie_lanes: int | None = None
-    pcie_generation_max: int | None = None
-    pcie_lanes_max: int | None = None
-    is_lost: bool = False
-
-    def faults_since(self, first: "GpuHealth") -> list[str]:
-        """Describe the faults, compared with the first reading of the trial."""
-        faults = ["the driver has lost it"] if self.is_lost else []
-        if (errors := (self.ecc_uncorrected or 0) - (first.ecc_uncorrected or 0)) > 0:
-            faults.append(f"{errors} uncorrected ECC error{'s' if errors > 1 else ''}")
-        if self.is_remap_failed:
-            faults.append("a row of its memory could not be remapped")
-        elif self.is_remap_pending:
-            faults.append("a row of its memory waits for a reset to be remapped")
-        return faults
-
-
-def read_health(gpu: Gpu) -> GpuHealth:
-    """Read one GPU: eight calls."""
-    rows = gpu.remapped_rows()
-    return GpuHealth(
-        ecc_corrected=gpu.ecc_errors(is_corrected=True),
-        ecc_uncorrected=gpu.ecc_errors(is_corrected=False),
-        rows_remapped=None if rows is None else rows[0] + rows[1],
-        is_remap_pending=None if rows is None else bool(rows[2]),
-        is_remap_failed=None if rows is None else bool(rows[3]),
-        is_lost=gpu.is_lost,
-        **gpu.pcie_link(),
-    )
+def _faults(first: GpuHealth, last: GpuHealth) -> list[str]:
+    """Describe the faults of a reading, compared with the first one of the trial."""
+    faults = ["the driver has lost it"] if last.is_lost else []
+    if (errors := (last.ecc_uncorrected or 0) - (first.ecc_uncorrected or 0)) > 0:
+        faults.append(f"{errors} uncorrected ECC error{'s' if errors > 1 else ''}")
+    if last.is_remap_failed:
+        faults.append("a row of its memory could not be remapped")
+    elif last.is_remap_pending:
+        faults.append("a row of its memory waits for a reset to be remapped")
+    return faults
 
 
 def describe_xid(xid: int) -> str:
@@ -85,18 +55,18 @@ class HealthMonitor:
         self._names = [f"GPU {gpu.index}" + (f" ({gpu.uuid})" if gpu.uuid else "") for gpu in gpus]
         self._events = [gpu.xid_events() for gpu in gpus]
         self._xids: list[list[int]] = [[] for _ in gpus]
-        self._first = self._last = [read_health(gpu) for gpu in gpus]
+        self._first = self._last = [gpu.health() for gpu in gpus]
         self._link = [self._lanes(health) for health in self._first]
 
     def read(self) -> str | None:
         """Read all GPUs. Returns the faults of the first GPU that has any, in one line; None without a fault."""
-        self._last = [read_health(gpu) for gpu in self._gpus]
+        self._last = [gpu.health() for gpu in self._gpus]
         self._link = [max(known, self._lanes(health)) for known, health in zip(self._link, self._last, strict=True)]
         for index, events in enumerate(self._events):
             self._xids[index] += events.drain()
         for index, name in enumerate(self._names):
             hardware = dict.fromkeys(xid for xid in self._xids[index] if xid not in APPLICATION_XIDS)
-            faults = [*map(describe_xid, hardware), *self._last[index].faults_since(self._first[index])]
+            faults = [*map(describe_xid, hardware), *_faults(self._first[index], self._last[index])]
             if faults:
                 return f"{name}: {', '.join(faults)}"
         return None

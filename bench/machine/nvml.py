@@ -53,6 +53,22 @@ class GpuSample:
     clock_limits: tuple[str, ...] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class GpuHealth:
+    """Counters and PCIe link of one GPU at one moment; None if unknown. ECC errors since the driver was loaded."""
+
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    rows_remapped: int | None = None
+    is_remap_pending: bool | None = None
+    is_remap_failed: bool | None = None
+    pcie_generation: int | None = None
+    pcie_lanes: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_lanes_max: int | None = None
+    is_lost: bool = False
+
+
 class Gpu:
     """One GPU, with the library's index."""
 
@@ -99,29 +115,29 @@ class Gpu:
             "max_memory_clock_mhz": self._query("nvmlDeviceGetMaxClockInfo", self._library.NVML_CLOCK_MEM),
         }
 
-    def ecc_errors(self, *, is_corrected: bool) -> int | None:
-        """Return the ECC errors since the driver was loaded."""
-        kind = "NVML_MEMORY_ERROR_TYPE_CORRECTED" if is_corrected else "NVML_MEMORY_ERROR_TYPE_UNCORRECTED"
-        constants = [getattr(self._library, name, None) for name in (kind, "NVML_VOLATILE_ECC")]
-        count = None if None in constants else self._query("nvmlDeviceGetTotalEccErrors", *constants)
-        return None if count is None else int(count)
-
-    def remapped_rows(self) -> tuple[int, int, int, int] | None:
-        """Return rows remapped after corrected and uncorrected errors, and if one is pending or has failed."""
+    def health(self) -> GpuHealth:
+        """Read what a fault changes: eight calls."""
+        nvml = self._library
+        kinds = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+        corrected, uncorrected = (
+            self._query("nvmlDeviceGetTotalEccErrors", kind, nvml.NVML_VOLATILE_ECC) for kind in kinds
+        )
         rows = self._query("nvmlDeviceGetRemappedRows")
-        return None if rows is None else (int(rows[0]), int(rows[1]), int(rows[2]), int(rows[3]))
-
-    def pcie_link(self) -> dict[str, int | None]:
-        """Return generation and lanes of the PCIe link, now and at most."""
-        return {
-            "pcie_generation": self._query("nvmlDeviceGetCurrPcieLinkGeneration"),
-            "pcie_lanes": self._query("nvmlDeviceGetCurrPcieLinkWidth"),
-            "pcie_generation_max": self._query("nvmlDeviceGetMaxPcieLinkGeneration"),
-            "pcie_lanes_max": self._query("nvmlDeviceGetMaxPcieLinkWidth"),
-        }
+        return GpuHealth(
+            ecc_corrected=corrected,
+            ecc_uncorrected=uncorrected,
+            rows_remapped=None if rows is None else int(rows[0]) + int(rows[1]),
+            is_remap_pending=None if rows is None else bool(rows[2]),
+            is_remap_failed=None if rows is None else bool(rows[3]),
+            pcie_generation=self._query("nvmlDeviceGetCurrPcieLinkGeneration"),
+            pcie_lanes=self._query("nvmlDeviceGetCurrPcieLinkWidth"),
+            pcie_generation_max=self._query("nvmlDeviceGetMaxPcieLinkGeneration"),
+            pcie_lanes_max=self._query("nvmlDeviceGetMaxPcieLinkWidth"),
+            is_lost=self._is_lost,
+        )
 
     @property
-    def is_lost(self) -> bool:
+    def _is_lost(self) -> bool:
         """True if the driver reports that it has lost the GPU."""
         try:
             self._library.nvmlDeviceGetTemperature(self._handle, self._library.NVML_TEMPERATURE_GPU)
@@ -135,7 +151,8 @@ class Gpu:
 
     @property
     def name(self) -> str | None:
-        return _text(self._query("nvmlDeviceGetName"))
+        name: str | None = self._query("nvmlDeviceGetName")
+        return name
 
     @property
     def usable_memory_bytes(self) -> int | None:
@@ -150,7 +167,8 @@ class Gpu:
 
     @property
     def uuid(self) -> str | None:
-        return _text(self._query("nvmlDeviceGetUUID"))
+        uuid: str | None = self._query("nvmlDeviceGetUUID")
+        return uuid
 
     def _memory(self) -> Any:
         version = getattr(self._library, "nvmlMemory_v2", None)
@@ -240,7 +258,7 @@ def all_gpus() -> list[Gpu]:
 def driver_version() -> str | None:
     """Return the driver's version; None without the library or a working driver."""
     library = _load_library()
-    return None if library is None else _text(library.nvmlSystemGetDriverVersion())
+    return None if library is None else library.nvmlSystemGetDriverVersion()
 
 
 def _load_library() -> Any:
@@ -267,15 +285,9 @@ def current_sample() -> dict[str, Any]:
 
 def has_device_file() -> bool:
     """Return True if the system has an NVIDIA device file, with or without the library."""
-    return (
-        any(DEVICE_FOLDER.glob("nvidia[0-9]*")) or (DEVICE_FOLDER / "dxg").exists()
-    )  # dxg: Windows Subsystem for Linux
+    return any(DEVICE_FOLDER.glob("nvidia[0-9]*"))
 
 
 def number_gpus_by_bus() -> None:
     """Make CUDA number GPUs like the library, by PCI bus. Call it before torch is imported."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-
-
-def _text(value: Any) -> str | None:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value  # bytes in releases before 11.5

@@ -7,10 +7,10 @@ window (`bench.machine.cpu_contention`) is added to it.
 
 import contextlib
 import csv
-import dataclasses
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import threading
@@ -225,7 +225,7 @@ def mean_interval(values: list[float]) -> Interval | None:
     edges = [len(values) * number // blocks for number in range(blocks + 1)]
     means = [sum(values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
     _, low_end, high_end = bootstrap.mean_interval(means, 0.0)
-    return dataclasses.replace(bootstrap.summarize(means), low=low_end, high=high_end)
+    return Interval(median=statistics.median(means), low=low_end, high=high_end, n=blocks)
 
 
 def format_measurement(measurement: Measurement) -> str:

@@ -59,8 +59,7 @@ def regular_file_size(path: Path, *, follow: bool) -> int:
     """Return the bytes of a regular file, with `follow` also through a symbolic link. Raises OSError otherwise."""
     status = path.stat(follow_symlinks=follow)
     if not stat.S_ISREG(status.st_mode):
-        file_type = _FILE_TYPES.get(stat.S_IFMT(status.st_mode), "something else")
-        raise OSError(errno.EINVAL, f"it is {file_type}, not a file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return status.st_size
 
 
@@ -94,16 +93,6 @@ def read_regular(path: Path, *, max_bytes: int, follow: bool = True) -> bytes:
     if not remaining:
         raise OSError(errno.EFBIG, f"it is larger than {max_bytes:,} bytes", str(path))
     return b"".join(chunks)
-
-
-_FILE_TYPES = {
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 
 
 def sha256_of(path: Path) -> str:

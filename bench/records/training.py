@@ -171,16 +171,29 @@ class LostToLength:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataReport:
-    """Report about a training's data. Lengths are in tokens.
+class DatasetFacts:
+    """Facts about the lines of data files.
 
-    `lengths` counts training examples by length, `length_edges` are the bins' upper ends. `tokens` and `targets` are
-    those of one epoch. `positions` are those of its rows, with padding; without `is_packed`, rows
-    hold examples side by side, and take `slowdown` times the time of packed ones. `duplicates` counts lines that
-    repeat another one.
+    `left_out` counts lines without an example, `duplicates` those that repeat another one.
     """
 
     files: list[FileFacts]
+    findings: list[DataFinding]
+    left_out: int
+    shown: list[ConversationPreview]
+    lost: LostToLength | None = None
+    duplicates: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataReport(DatasetFacts):
+    """Report about a training's data. Lengths are in tokens.
+
+    `lengths` counts training examples by length, `length_edges` are the bins' upper ends. `tokens` and `targets` are
+    those of one epoch. `positions` are those of its rows, with padding; without `is_packed`, rows hold examples side by
+    side, and take `slowdown` times the time of packed ones.
+    """
+
     examples: int
     validation_examples: int
     tokens: int
@@ -193,13 +206,8 @@ class DataReport:
     slowdown: float
     lengths: list[int]
     length_edges: list[int]
-    left_out: int
-    findings: list[DataFinding]
-    shown: list[ConversationPreview]
     was_cached: bool
     seconds: float
-    lost: LostToLength | None = None
-    duplicates: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -212,7 +212,7 @@ def test_files_that_cannot_be_read_are_named(project: Path, context: Make) -> No
         for name in ("gone.yaml", "folder.yaml", "latin.yaml", "bad.json", "list.json", "tasks.py", "f.toml", "folder")
     ] == [
         "gone.yaml: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it",
-        "folder.yaml: cannot be read: it is a folder, not a file",
+        "folder.yaml: cannot be read: it is not a regular file",
         "latin.yaml: expected UTF-8 text",
         "bad.json:2: not YAML: did not find expected node content",
         "list.json:1: expected sections such as `fleet:`, found a list",
