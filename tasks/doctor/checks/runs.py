@@ -1,11 +1,7 @@
 """Checks of what trials read and left: model and data as the workers see them, and the newest run."""
 
-import contextlib
 from collections.abc import Sequence
 
-from bench.records.checksummed import ResultError
-from bench.records.paths import RUN_FILE
-from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from bench.records.units import format_gb
 from remote.hosts.host_protocol import Host
@@ -14,7 +10,6 @@ from tasks.clients.workers import bench_program, pod_hosts
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
 from tasks.fleet.plan import input_trial
-from tasks.fleet.run_store import resume_command
 from tasks.reports.runs import RunInfo, find_runs
 
 CHECKS, MODEL_CHECKS = Checks("runs"), Checks("models")
@@ -24,47 +19,34 @@ OUT_OF_MEMORY = Fault(
     "lower train.micro_batch_size or train.max_seq_len; leave the largest trials out with `inv bench --only=NAMES`",
     status=CheckStatus.WARN,
 )
-FAILED = Fault(
-    "run {run}: {count} of {planned} trials failed", "`inv report` shows the reason of each", status=CheckStatus.WARN
-)
-INTERRUPTED = Fault(
-    "run {run}: {count} of {planned} trials were lost, preempted or cancelled, or have not ended",
-    "`{command}` resumes",
+UNSUCCESSFUL = Fault(
+    "run {run}: {count} of {planned} trials failed, were lost, preempted or cancelled, or have not ended",
+    "`inv report` shows the reason of each; --resume={run} of `inv bench` or `inv train` tries them again",
     status=CheckStatus.WARN,
 )
 DAMAGED = Fault("run {run} is {state}", "`inv collect --run {run}` fetches it again if its workers still have it")
-_STATUSES = {  # the statuses that each fault reports
-    OUT_OF_MEMORY: (TrialStatus.OUT_OF_MEMORY,),
-    FAILED: tuple(status for status in TrialStatus if status.is_failure and status is not TrialStatus.OUT_OF_MEMORY),
-    INTERRUPTED: tuple(status for status in TrialStatus if status.is_external),
-}
 
 
-@CHECKS.register("newest", "How did the trials of the newest run end?", *_STATUSES, DAMAGED)
+@CHECKS.register("newest", "How did the trials of the newest run end?", OUT_OF_MEMORY, UNSUCCESSFUL, DAMAGED)
 def newest(context: CheckContext) -> CheckResult | list[CheckResult]:
     known_runs = find_runs(context.settings.results_folder)
     if not known_runs:
         raise Skipped(f"there is no run in {context.settings.results_folder} yet: `inv bench --quick` creates one")
-    newest_run = known_runs[0]
-    record: RunRecord | str = newest_run.run_id
-    with contextlib.suppress(ResultError):  # a damaged run is a fault of its own
-        record = RunRecord.read(context.settings.results_folder / newest_run.run_id / RUN_FILE)
-    return run_results(newest_run, resume_command(record))
+    return run_results(known_runs[0])
 
 
-def run_results(run: RunInfo, command: str) -> CheckResult | list[CheckResult]:
-    """Return the faults of a run's trials; `command` resumes it, or follows a running training."""
+def run_results(run: RunInfo) -> CheckResult | list[CheckResult]:
+    """Return the faults of a run's trials."""
     if run.ends is None or run.planned is None:
         return DAMAGED.result(run=run.run_id, state=run.state)
     if run.state == "running":
         return passed(f"run {run.run_id} is running")
-    unfinished = run.planned - sum(run.ends.values())
-    results = []
-    for fault, statuses in _STATUSES.items():
-        count = sum(run.ends.get(status.value, 0) for status in statuses)
-        count += unfinished if fault is INTERRUPTED else 0
-        if count:
-            results.append(fault.result(run=run.run_id, count=count, planned=run.planned, command=command))
+    out_of_memory = run.ends.get(TrialStatus.OUT_OF_MEMORY.value, 0)
+    others = run.planned - run.ends.get(TrialStatus.SUCCEEDED.value, 0) - out_of_memory
+    counts = {OUT_OF_MEMORY: out_of_memory, UNSUCCESSFUL: others}
+    results = [
+        fault.result(run=run.run_id, count=count, planned=run.planned) for fault, count in counts.items() if count
+    ]
     return results or passed(f"run {run.run_id}: all {run.planned} trials succeeded")
 
 
