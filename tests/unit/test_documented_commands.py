@@ -130,9 +130,3 @@ def test_commands_of_the_documents_are_found() -> None:
     shown = [command for path in DOCUMENTS for block in blocks(path) for command in commands(block)]
     assert len(shown) > 100
     assert {program for program, *_ in shown} == set(PROGRAMS)
-
-
-def test_an_unknown_flag_or_value_is_refused(parser: Parser) -> None:
-    for arguments in (["train", "--unknown"], ["train", "--workers", "none"], ["trian"]):
-        with pytest.raises((ParseError, UsageError)):
-            check_inv(parser, arguments)

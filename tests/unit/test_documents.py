@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tasks import ns
 from tasks.settings.sections import SETTINGS
 from tests import step_figure
 from tests.support.documents import DOCUMENTS
@@ -87,11 +86,6 @@ def test_the_architecture_has_a_line_for_each_subpackage() -> None:
     picture = (DOCS / "architecture.svg").read_text(encoding="utf-8")
     direct = [package for package in packages if len(package.parts) == 2]
     assert [str(package) for package in direct if f">{package.name}<" not in picture] == []
-
-
-def test_the_reference_names_every_task() -> None:
-    text = (DOCS / "reference.md").read_text(encoding="utf-8")
-    assert [name for name in ns.task_names if f"`inv {name}" not in text and f"inv {name} " not in text] == []
 
 
 def test_a_code_path_names_at_most_ten_files_and_existing_functions() -> None:

@@ -140,13 +140,3 @@ def test_packages_with_the_same_names_stay_and_are_not_used(run: Run, environmen
     finally:
         for name in NAMES:
             shutil.rmtree(site / name)
-
-
-def test_a_distribution_passes_the_check_of_the_index(source: Path, wheel: Path, tmp_path: Path) -> None:
-    pytest.importorskip("build", reason="build is not installed; `make dist` installs it")
-    pytest.importorskip("twine", reason="twine is not installed; `make dist` installs it")
-    build = (sys.executable, "-m", "build", "--sdist", "--no-isolation", "--skip-dependency-check")
-    call(*build, "--outdir", tmp_path, source)
-    (archive,) = tmp_path.iterdir()
-    assert [wheel.name, archive.name] == [f"qlora_fleet-{VERSION}-py3-none-any.whl", f"qlora_fleet-{VERSION}.tar.gz"]
-    call(sys.executable, "-m", "twine", "check", "--strict", wheel, archive)

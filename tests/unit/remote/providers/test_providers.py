@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from remote.providers import GENERIC, PROVIDERS, REMEDIES, Provider, detect, register, registry_provider
+from remote.providers import GENERIC, PROVIDERS, REMEDIES, Provider, detect, register
 from remote.providers.provider import Generic
 from tests.support.cloud_words import CLOUD_WORDS
 
@@ -67,11 +67,6 @@ def node(provider_id: str = "", **labels: str) -> dict[str, Any]:
 )
 def test_a_provider_is_found_by_registry_volume_or_nodes(facts: dict[str, Any], expected: Provider | None) -> None:
     assert detect(**facts) is expected
-
-
-def test_an_unknown_registry_is_generic() -> None:
-    assert registry_provider("registry.example.com:5000") is GENERIC
-    assert registry_provider("fra.ocir.io") is OCI
 
 
 @pytest.mark.parametrize(

@@ -113,13 +113,3 @@ def test_what_is_in_the_logs_place_is_not_written_to(tmp_path: Path, obstacle: s
     log.open_run_log(run)
     logger.error("not written")
     assert elsewhere.read_text() == "kept"
-
-
-def test_two_commands_share_a_runs_log(tmp_path: Path) -> None:
-    log.open_run_log(tmp_path)
-    logger.info("of the first")
-    log.start_log()
-    log.open_run_log(tmp_path)
-    logger.info("of the second")
-    assert "first" in text_of(tmp_path)
-    assert "second" in text_of(tmp_path)
