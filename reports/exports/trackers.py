@@ -41,8 +41,6 @@ def _event_file(run: LoggedRun) -> bytes:
         writer.write(events.Event(wall_time=time, step=step, **content).SerializeToString(deterministic=True))
 
     add(run.start_time, file_version="brain.Event:2")
-    # Discards the values of an earlier file for these steps.
-    add(run.start_time, session_log={"status": events.SessionLog.START})
     add(run.start_time, summary={"value": [_settings_summary(run)]})
     for point in run.points:
         values = [{"tag": f"{point.phase}/{name}", "simple_value": value} for name, value in point.values.items()]

@@ -25,6 +25,7 @@ _LIMITS = {
     "phases": (0.0, _MAX_SEC),
     "attempt": (1, 1_000_000),
     **dict.fromkeys(("world_size", "peak_vram_bytes", "peak_rss_bytes"), (1, MAX_VALUE)),
+    **{f"{name}{end}": (0.0, 1.0) for name in ("before", "after") for end in ("", "_low", "_high")},  # scores
 }
 _SIGNED = ("loss", "first_loss", "last_loss", "low", "high", "change", "communication")  # beginnings of names
 # Keys of a fingerprint or a measurement's context that the report reads as whole numbers, and their least value.
@@ -65,6 +66,8 @@ def training_fault(record: TrainingRecord) -> str | None:
         return f"status is {formatting.shorten(record.status, 60)!r}"
     if (record.adapter_step is None) != (record.adapter_sha256 is None):
         return "adapter: has only one of step and sha256"
+    if (score := record.score) is not None and not len(score.places) == len(score.before) == len(score.after):
+        return "score: places and scores do not match"
     return numbers_fault(record)
 
 

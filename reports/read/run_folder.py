@@ -6,7 +6,6 @@ Nothing is dropped silently. Each planned trial is either a result or missing. A
 
 import os
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 from bench.records.checksummed import ResultError
@@ -29,14 +28,15 @@ def load(folder: Path) -> Run:
         raise ReportError.from_error(error, remedy=hint) from error
     if not record.planned:
         raise ReportError(f"{folder / RUN_FILE}: the plan has no trial", remedy="there is nothing to report")
-    record, rejected = _deduplicate_plan(record)
+    twice = [trial_id for trial_id, times in Counter(plan.trial_id for plan in record.planned).items() if times > 1]
+    if twice:
+        raise ReportError(f"{folder / RUN_FILE}: plans trial {twice[0]!r} more than once")
     configurations = _configurations(record)
     label_of = {
         plan.trial_id: configuration.label for configuration in configurations for plan in configuration.planned
     }
     plans = {plan.trial_id: plan for plan in record.planned}
-    results, refused = _read_results(folder, record, plans)
-    rejected += refused
+    results, rejected = _read_results(folder, record, plans)
     # A record by `inv collect` may be of a trial that was cancelled before it started.
     own = [each for each in results.values() if each.written_by != "collect"]
     try:
@@ -64,19 +64,6 @@ def load(folder: Path) -> Run:
         missing=tuple(_missing(folder, plans, label_of, results, rejected)),
         quality=quality,
     )
-
-
-def _deduplicate_plan(record: RunRecord) -> tuple[RunRecord, list[Rejected]]:
-    """Return the plan with each trial once, and an entry for each repeated one, which would be counted twice."""
-    first = {plan.trial_id: plan for plan in reversed(record.planned)}
-    repeated = [trial_id for trial_id, times in Counter(plan.trial_id for plan in record.planned).items() if times > 1]
-    if not repeated:
-        return record, []
-    planned = [plan for plan in record.planned if first.pop(plan.trial_id, None) is not None]
-    return replace(record, planned=planned), [
-        Rejected(file=RUN_FILE, reason=f"plans trial {trial_id!r} more than once; it is counted once")
-        for trial_id in repeated
-    ]
 
 
 def _misleading_reason(record: RunRecord, results: dict[str, TrialResult]) -> str | None:

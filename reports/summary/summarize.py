@@ -16,12 +16,11 @@ from reports.read import worker_fingerprints
 from reports.read.loaded_run import Configuration, Run
 from reports.statistics import per_config, per_process
 from reports.statistics.types import MeasuredRate, Process, Ratio
-from reports.summary import cost, decisions, tables, warnings
+from reports.summary import cost, tables, warnings
 from reports.summary.cost import FINE_TUNING_GPUS, ScalingCost, assumed_scaling
 from reports.summary.prices import Pricing, select_prices
 from reports.summary.rows import ConfigurationRow, Failure, OtherConfiguration
 from reports.summary.summary import PROFILE_NOTES, Summary
-from reports.summary.warnings import RunWarning
 
 GLOBAL_RATE = "global_samples_per_sec"
 # A distributed trial and a training are the same configuration if these fields are equal.
@@ -149,7 +148,7 @@ def summarize(run: Run, pricing: Pricing | None = None) -> Summary:
         measurements=tables.build_tables(run.results, run.label_of),
         baseline=baseline,
         profile_note=PROFILE_NOTES.get(run.record.profile),
-        warnings=_warnings(run, rows, others, baseline, hosts, priced),
+        warnings=warnings.find(run, rows, others, baseline, hosts, priced),
         hosts=hosts,
         prices=priced,
         hosted=pricing.hosted(),
@@ -158,21 +157,6 @@ def summarize(run: Run, pricing: Pricing | None = None) -> Summary:
         missing=run.missing,
         rejected=run.rejected,
         quality=run.quality,
-    )
-
-
-def _warnings(
-    run: Run,
-    rows: tuple[ConfigurationRow, ...],
-    others: tuple[OtherConfiguration, ...],
-    baseline: str,
-    hosts: worker_fingerprints.Hosts,
-    priced: tuple[cost.Price, ...],
-) -> tuple[RunWarning, ...]:
-    price = priced[0] if priced else None
-    return (
-        *warnings.loss_warnings(run.quality, decisions.choose(rows, run.quality), run.record.run_id),
-        *warnings.find(rows, others, baseline, hosts, price, len(run.rejected), run.results),
     )
 
 

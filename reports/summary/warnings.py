@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from bench.records.quality import QualityRecord
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
+from reports.read.loaded_run import Run
 from reports.read.worker_fingerprints import CPU, Hosts
 from reports.statistics import per_config
 from reports.statistics.types import Process
 from reports.summary.cost import Price
-from reports.summary.decisions import Choice, is_unfit
+from reports.summary.decisions import choose, is_unfit
 from reports.summary.loss_verdicts import verdict_of
 from reports.summary.rows import ConfigurationRow, OtherConfiguration
 
@@ -64,64 +64,52 @@ class RunWarning:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _FlagGroup:
-    """Trials that raised the same flag, ignoring its numbers; `worst` is the flag with the largest numbers."""
-
-    trials: tuple[str, ...]
-    workers: tuple[str, ...]
-    flags: tuple[str, ...]
-
-    @property
-    def worst(self) -> str:
-        return max(self.flags, key=lambda flag: [float(number) for number in _NUMBER.findall(flag)])
-
-
 def find(
+    run: Run,
     rows: Sequence[ConfigurationRow],
     others: Sequence[OtherConfiguration],
     baseline: str,
     hosts: Hosts,
-    price: Price | None,
-    rejected: int,
-    results: Sequence[TrialResult],
+    prices: Sequence[Price],
 ) -> tuple[RunWarning, ...]:
     """Return every warning, the most important first."""
     measured = {row.label: row.measured.processes for row in rows if row.measured is not None}
-    groups = _group_flags(results)
+    groups = _group_flags(run.results)
     slow = _slow_workers(measured)
     warnings = [
-        *_run_warnings(rows, others, baseline, rejected),
-        *_stopped_warnings(results),
-        *_machine_warnings(hosts, price),
-        *_slow_worker_warnings(slow, groups, results),
+        *_loss_warnings(run, rows),
+        *_run_warnings((*rows, *others), rows, baseline, len(run.rejected)),
+        *_stopped_warnings(run.results),
+        *_machine_warnings(hosts, prices),
+        *_slow_worker_warnings(slow, groups, run.results),
         *_spread_warnings(rows, slow),
         *_clock_speed_warnings(measured),
         *drift_warnings(measured),
         *_step_warnings(rows),
-        *_flag_warnings([group for group in groups if not _is_about_slow_workers(group, slow)], results),
+        *_flag_warnings([group for group in groups if not _is_about_slow_workers(group, slow)], len(run.results)),
     ]
     return tuple(sorted(warnings, key=lambda warning: -warning.weight))
 
 
-def loss_warnings(record: QualityRecord | None, choice: Choice | None, run_id: str) -> Iterator[RunWarning]:
+def _loss_warnings(run: Run, rows: Sequence[ConfigurationRow]) -> Iterator[RunWarning]:
     """Yield a warning if the loss of the recommended configuration should have been compared and was not."""
+    choice = choose(rows, run.quality)
     row = None if choice is None else choice.row
-    if row is None or row.is_baseline or verdict_of(record, row.trial) != "unknown":
+    if row is None or row.is_baseline or verdict_of(run.quality, row.trial) != "unknown":
         return
-    if record is not None:
-        yield RunWarning(code=WarningCode.LOSS_PENDING, weight=9.0, values={"label": row.label, "run_id": run_id})
+    if run.quality is not None:
+        values = {"label": row.label, "run_id": run.record.run_id}
+        yield RunWarning(code=WarningCode.LOSS_PENDING, weight=9.0, values=values)
     elif row.trial.matmul != "bf16":
         yield RunWarning(code=WarningCode.LOSS_UNKNOWN, weight=9.0, values={"label": row.label})
 
 
 def _run_warnings(
+    configurations: Sequence[ConfigurationRow | OtherConfiguration],
     rows: Sequence[ConfigurationRow],
-    others: Sequence[OtherConfiguration],
     baseline: str,
     rejected: int,
 ) -> Iterator[RunWarning]:
-    configurations: tuple[ConfigurationRow | OtherConfiguration, ...] = (*rows, *others)
     planned = sum(row.planned for row in configurations)
     incomplete = sum(row.planned - row.succeeded for row in configurations)
     is_fault = any(row.planned > row.succeeded and not is_unfit(row, baseline) for row in configurations)
@@ -130,8 +118,7 @@ def _run_warnings(
         yield RunWarning(code=WarningCode.INCOMPLETE, weight=0.5, values=values)
     if rejected:
         yield RunWarning(code=WarningCode.REJECTED, weight=0.4, values={"files": rejected})
-    by_label = {row.label: row for row in rows}
-    if baseline in by_label and by_label[baseline].measured is None and any(row.measured for row in rows):
+    if any(row.is_baseline and row.measured is None for row in rows) and any(row.measured for row in rows):
         yield RunWarning(code=WarningCode.NO_BASELINE, weight=2.0, values={"baseline": baseline})
 
 
@@ -151,7 +138,7 @@ def _stopped_warnings(results: Sequence[TrialResult]) -> Iterator[RunWarning]:
         yield RunWarning(code=WarningCode.STOPPED, weight=0.45, values=values)
 
 
-def _machine_warnings(hosts: Hosts, price: Price | None) -> Iterator[RunWarning]:
+def _machine_warnings(hosts: Hosts, prices: Sequence[Price]) -> Iterator[RunWarning]:
     if len(hosts.devices) > 1:
         yield RunWarning(code=WarningCode.DEVICES, weight=1.5, values={"devices": list(hosts.devices)})
     if hosts.differences:
@@ -159,7 +146,7 @@ def _machine_warnings(hosts: Hosts, price: Price | None) -> Iterator[RunWarning]
         yield RunWarning(code=WarningCode.CONDITIONS, weight=0.05, values={"keys": keys})
     if hosts.contention is not None:
         yield RunWarning(code=WarningCode.CONTENTION, weight=1.0, values=hosts.contention)
-    if price is not None and CPU in hosts.devices:
+    if prices and CPU in hosts.devices:
         yield RunWarning(code=WarningCode.CPU_PRICE, weight=0.9)
 
 
@@ -188,23 +175,23 @@ def slower_workers(cells: Mapping[str, Mapping[str, float]]) -> dict[str, float]
 
 
 def _slow_worker_warnings(
-    slow: Mapping[str, float], groups: Sequence[_FlagGroup], results: Sequence[TrialResult]
+    slow: Mapping[str, float], groups: Sequence[Mapping[str, Any]], results: Sequence[TrialResult]
 ) -> Iterator[RunWarning]:
     """Warn of slow workers, with the flags of their trials that say why, and how many trials raised each."""
     for worker, share in slow.items():
         own = {result.trial_id for result in results if result.worker == worker}
         causes = {
-            group.worst: len(own & set(group.trials))
+            group["flag"]: len(own & set(group["trials"]))
             for group in groups
-            if worker in group.workers and _is_about_slow_workers(group, slow)
+            if worker in group["workers"] and _is_about_slow_workers(group, slow)
         }
         values = {"worker": worker, "share": share, "causes": causes, "trials": len(own)}
         yield RunWarning(code=WarningCode.SLOW_WORKER, weight=0.6 + share, values=values)
 
 
-def _is_about_slow_workers(group: _FlagGroup, slow: Mapping[str, float]) -> bool:
+def _is_about_slow_workers(group: Mapping[str, Any], slow: Mapping[str, float]) -> bool:
     """Return whether a flag says that workers throttled, all of them slow ones."""
-    return group.worst.startswith(_THROTTLED) and set(group.workers) <= slow.keys()
+    return group["flag"].startswith(_THROTTLED) and set(group["workers"]) <= slow.keys()
 
 
 def _spread_warnings(rows: Sequence[ConfigurationRow], slow: Mapping[str, float]) -> Iterator[RunWarning]:
@@ -264,29 +251,27 @@ def _step_warnings(rows: Sequence[ConfigurationRow]) -> Iterator[RunWarning]:
         yield RunWarning(code=WarningCode.SLOW_STEPS, weight=share, values={"labels": slowed, "share": share})
 
 
-def _group_flags(results: Sequence[TrialResult]) -> list[_FlagGroup]:
-    """Group the flags that trials raised about their own numbers; flags that differ only in numbers form one group."""
+def _group_flags(results: Sequence[TrialResult]) -> list[dict[str, Any]]:
+    """Group the flags that trials raised about their own numbers; flags that differ only in numbers form one group.
+
+    Its flag is that with the largest numbers.
+    """
     groups: dict[str, list[tuple[TrialResult, str]]] = {}
     for result in results:
         for flag in dict.fromkeys(result.flags):
             groups.setdefault(_NUMBER.sub("#", flag), []).append((result, flag))
     return [
-        _FlagGroup(
-            trials=tuple(dict.fromkeys(result.trial_id for result, _ in raised)),
-            workers=tuple(dict.fromkeys(result.worker or "unknown" for result, _ in raised)),
-            flags=tuple(dict.fromkeys(flag for _, flag in raised)),
-        )
+        {
+            "trials": list(dict.fromkeys(result.trial_id for result, _ in raised)),
+            "workers": list(dict.fromkeys(result.worker or "unknown" for result, _ in raised)),
+            "flag": max((flag for _, flag in raised), key=lambda flag: list(map(float, _NUMBER.findall(flag)))),
+            "is_worst": len({flag for _, flag in raised}) > 1,
+        }
         for raised in groups.values()
     ]
 
 
-def _flag_warnings(groups: Sequence[_FlagGroup], results: Sequence[TrialResult]) -> Iterator[RunWarning]:
+def _flag_warnings(groups: Sequence[Mapping[str, Any]], trials: int) -> Iterator[RunWarning]:
     for group in groups:
-        values = {
-            "trials": list(group.trials),
-            "total": len(results),
-            "workers": list(group.workers),
-            "flag": group.worst,
-            "is_worst": len(group.flags) > 1,
-        }
-        yield RunWarning(code=WarningCode.FLAG, weight=0.2 * len(group.trials) / len(results), values=values)
+        weight = 0.2 * len(group["trials"]) / trials
+        yield RunWarning(code=WarningCode.FLAG, weight=weight, values={**group, "total": trials})

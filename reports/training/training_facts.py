@@ -11,7 +11,7 @@ from bench.records.adapter import AdapterCheck
 from bench.records.checksummed import ResultError
 from bench.records.paths import ADAPTER_CHECK_FILE, LEDGER_FILE, RUN_FILE, TRAINING_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord
-from bench.records.score import TrainingScore, TrainingTime
+from bench.records.score import TrainingTime
 from bench.records.status import TrialStatus
 from bench.records.training import Evaluation, TrainingRecord
 from reports import formatting
@@ -90,10 +90,7 @@ def read(run_folder: Path) -> TrainingReport:
         record = TrainingRecord.read(path)
         if (record.run_id, record.trial_id) != (run.run_id, trial_id):
             raise ValueError(f"{path}: belongs to {record.trial_id!r} of run {record.run_id!r}")
-        fault = impossible_values.training_fault(record) or (
-            None if record.score is None else _score_fault(record.score)
-        )
-        if fault is not None:
+        if (fault := impossible_values.training_fault(record)) is not None:
             raise ValueError(f"{path}: {fault}")
         forecast = _read_forecast(run)
         spans = attempts.read(run_folder, trial_id)
@@ -120,26 +117,6 @@ def divide(record: TrainingRecord, total_sec: float) -> dict[str, float]:
     known = (spent.evaluation_sec, spent.checkpoint_sec, spent.score_sec)
     start = total_sec - sum(record.steps.step_time_sec) - sum(known)
     return dict(zip(PARTS, (max(0.0, start), *known), strict=True))
-
-
-def _score_fault(score: TrainingScore) -> str | None:
-    """Return why this score is impossible, or None."""
-    if not len(score.places) == len(score.before) == len(score.after):
-        return "score: places and scores do not match"
-    measures = [vars(measure) for measure in score.measures]
-    values: Sequence[float | None] = [
-        *score.before,
-        *score.after,
-        *(
-            measure[f"{name}{end}"]
-            for measure in measures
-            for name in ("before", "after")
-            for end in ("", "_low", "_high")
-        ),
-    ]
-    if any(value is not None and not 0.0 <= value <= 1.0 for value in values):
-        return "score: a value is not from 0 to 1"
-    return None
 
 
 def _read_forecast(run: RunRecord) -> dict[str, Any]:

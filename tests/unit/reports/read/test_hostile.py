@@ -67,14 +67,11 @@ def test_a_folder_name_that_is_not_utf8_is_shown_with_escapes(folder):
     assert rejected.file.encode() == b"trials/caf\\xe9"
 
 
-def test_a_trial_that_the_plan_names_twice_is_counted_once_and_rejected_once(tmp_path):
+def test_a_trial_that_the_plan_names_twice_is_refused(tmp_path):
     run = synthetic.record(workers=1)
     synthetic.write_run(tmp_path, synthetic.record(workers=1, planned=[*run.planned, run.planned[0]]))
-    loaded = load(tmp_path)
-    (rejected,) = loaded.rejected
-    assert rejected.file == "run.json"
-    assert "'baseline.worker-1'" in rejected.reason
-    assert (len(loaded.record.planned), summarize(loaded).exit_code) == (2, 0)
+    with pytest.raises(ReportError, match=r"run\.json: .*'baseline\.worker-1'"):
+        load(tmp_path)
 
 
 def test_a_trial_id_that_leads_out_of_the_folder_is_refused(tmp_path):
