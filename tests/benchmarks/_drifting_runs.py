@@ -12,7 +12,7 @@ from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
 from tests.support.reports.scenarios import Scenario
 
-STEADY = Scenario(has_measurements=False, slow=0.0)
+STEADY = Scenario(slow=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

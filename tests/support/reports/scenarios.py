@@ -2,9 +2,8 @@
 
 A process's speed has heavy tails (Student's t, 5 degrees of freedom), steps are skewed (gamma) with a moving average
 over neighbours, one in sixteen is slower by a Pareto-distributed share, a GPU warms up towards a limit, clocks may jump
-between two states (a telegraph process), one worker in eight may be throttled, and a whole run may be shifted. Every
-trial has the measurements of a real one: phases of a step, matrix products, telemetry. Noise is in standard deviations
-of logarithms.
+between two states (a telegraph process), one worker in eight may be throttled, and a whole run may be shifted. Noise is
+in standard deviations of logarithms.
 """
 
 import functools
@@ -12,14 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bench.records import suite
-from bench.records.bootstrap import Interval
-from bench.records.result import Measurement, TrialResult
+from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from reports.read import measurements
 from reports.read.loaded_run import Configuration, Run, trials_frame
@@ -29,8 +26,7 @@ from tests.support.reports import synthetic
 from tests.support.reports.drifts import DRIFTS, Schedule
 
 Floats = NDArray[np.float64]
-PHASES = {"data": 0.004, "forward": 0.31, "backward": 0.66, "optimizer": 0.026}  # shares of a step
-STEP_SEC, WATTS = 0.5, 300.0
+STEP_SEC = 0.5
 TRIAL_SEC = 40.0
 SAMPLES, USEFUL = 8, 1000  # the same in every step, so that configurations differ only in time
 
@@ -83,7 +79,6 @@ class Scenario:
     drift: str = "none"
     warm_up: float = 0.006
     steps: int = 30
-    has_measurements: bool = True  # `inv compare` reads them, a recommendation does not
 
     @functools.cached_property
     def plan(self) -> RunRecord:
@@ -231,8 +226,6 @@ class Scenario:
         turns = self.turns(str(random.integers(1 << 30)))
         times = STEP_SEC * np.exp(logs + self.drifts(random, turns))
         clocks = random.uniform(0.0, 1e6, self.workers)  # every machine has its own
-        medians = np.median(times, axis=1)
-        measurements = _draw_measurements(random, medians) if self.has_measurements else [[] for _ in medians]
         results = tuple(
             replace(
                 result,
@@ -240,11 +233,8 @@ class Scenario:
                 started_at=_clock_time(turn * TRIAL_SEC + clocks[self.plan.workers.index(result.worker or "")]),
                 phases={"load": TRIAL_SEC - self.steps * STEP_SEC, "measure": self.steps * STEP_SEC},
                 steps=replace(result.steps, step_time_sec=row.tolist()),
-                measurements=own_measurements,
             )
-            for result, row, turn, own_measurements in zip(
-                self.blank_results, times, turns.tolist(), measurements, strict=True
-            )
+            for result, row, turn in zip(self.blank_results, times, turns.tolist(), strict=True)
         )
         return replace(self.blank_run, record=replace(self.plan, run_id=run_id), results=results)
 
@@ -262,28 +252,3 @@ def _median_log_time(scenario: Scenario) -> float:
 @functools.lru_cache(maxsize=64)
 def _elapsed_log_time(scenario: Scenario) -> float:
     return float(np.log(np.exp(scenario.within_processes(np.random.default_rng(99), 20_000)).mean()))
-
-
-def _draw_measurements(random: np.random.Generator, medians: Floats) -> list[list[Measurement]]:
-    """Draw the measurements of a real training trial in addition to its steps, for each process."""
-    count = len(medians)
-    parts = {
-        f"step_{name}_sec": medians * share * np.exp(random.normal(0.0, 0.01 if share < 0.05 else 0.003, count))
-        for name, share in PHASES.items()
-    }
-    parts["matmul_tflops"] = 700.0 * np.exp(0.01 * random.standard_t(5, count))
-    watts = WATTS * np.exp(random.normal(0.0, 0.01, count))
-    per_process = []
-    for number in range(count):
-        measurements_ = [_measurement(name, float(values[number]), clock="device") for name, values in parts.items()]
-        measurements_ += [
-            _measurement(name, value, window="measure")
-            for name, value in (("gpu_power_watts", float(watts[number])), ("gpu_sm_clock_mhz", 1695.0))
-        ]
-        per_process.append(measurements_)
-    return per_process
-
-
-def _measurement(name: str, value: float, **context: Any) -> Measurement:
-    spread = Interval(median=value, low=value * 0.998, high=value * 1.002, n=30)
-    return Measurement(name=name, value=value, interval=spread, context=context)

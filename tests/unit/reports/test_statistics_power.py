@@ -15,8 +15,7 @@ from tests.benchmarks import statistics_power as power
 
 pytestmark = pytest.mark.slow
 
-BARE = replace(power.FULL, has_measurements=False)
-FULL_ON_TWO = replace(BARE, workers=2)
+FULL_ON_TWO = replace(power.FULL, workers=2)
 
 
 def test_of_twelve_equal_configurations_none_is_called_the_fastest():
@@ -31,7 +30,7 @@ def test_with_two_workers_the_recommendation_costs_little():
 
 
 def test_the_headline_holds_the_truth_despite_jumping_clocks_and_a_throttled_worker():
-    ratio, rate = power.coverage(replace(BARE, modes=0.04, throttled=0.17), 25)
+    ratio, rate = power.coverage(replace(power.FULL, modes=0.04, throttled=0.17), 25)
     assert min(ratio, rate) >= 0.88
 
 
@@ -46,11 +45,6 @@ def test_a_machine_that_changes_does_not_pass_for_a_difference(drift: str, shape
 
 def test_a_slope_is_taken_off_and_a_slower_configuration_found() -> None:
     assert _drifting_runs.found(_drifting_runs.fleet(12, 4, drift="linear 5 %"), 20) >= 0.85  # 46 %, by chance, before
-
-
-def test_one_process_of_each_has_neither_interval_nor_word() -> None:
-    rates = _drifting_runs.equal(_drifting_runs.fleet(2, 1, drift="load 20 %"), 20)
-    assert (rates.without_interval, rates.train_with, rates.any_word) == (1.0, 0.0, 0.0)
 
 
 def test_slow_steps_that_take_a_gain_back_rarely_leave_the_word_faster() -> None:

@@ -11,6 +11,8 @@ from bench.records.status import TrialStatus
 from remote.cluster.settings import ClusterSection
 from remote.fleet.ledger import Ledger
 from remote.image.settings import RegistrySection
+from reports.figures.run_comparison import RUN_COMPARISON
+from reports.output import write_report
 from tasks.commands import report
 from tasks.errors import SomeTrialsFailed, UsageError
 from tasks.settings.sections import CostSection
@@ -31,6 +33,7 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setattr(write_report, "CHARTS", (RUN_COMPARISON,))  # drawing the others would take seconds
     synthetic.write_run(tmp_path / "results" / synthetic.RUN_ID)
     (tmp_path / "results" / "latest").symlink_to(synthetic.RUN_ID)
     return settings
@@ -46,22 +49,16 @@ def test_it_prints_the_recommendation_the_table_the_note_and_the_path(project, c
     assert (project.root / output.splitlines()[-1]).is_file()
 
 
-def test_the_table_fits_into_80_columns_with_long_names_and_a_price(project, capsys):
+def test_the_table_fits_into_80_columns_with_long_names_that_are_printed_literally_and_a_price(project, capsys):
     project.cost = CostSection(price_usd_per_gpu_hour=2.0, price_source="a list")
-    trials = tuple(synthetic.trial(name, lora_rank=rank) for rank, name in enumerate(("baseline", "x" * 80), start=1))
-    run = synthetic.record(trials, run_id="long")
-    synthetic.write_run(project.results_folder / "long", run)
+    names = ("baseline", "[red]x[/red]", "x" * 80)
+    trials = tuple(synthetic.trial(name, lora_rank=rank) for rank, name in enumerate(names, start=1))
+    synthetic.write_run(project.results_folder / "long", synthetic.record(trials, run_id="long"))
     report(Context(), run="long")
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert any("US$" in line for line in lines)
-
-
-def test_markup_in_a_name_is_printed_literally(project, capsys):
-    run = synthetic.record((synthetic.trial("[red]x[/red]"),), run_id="markup")
-    synthetic.write_run(project.results_folder / "markup", run)
-    report(Context(), run="markup")
-    assert "[red]x[/red]" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert max(map(len, output.splitlines())) <= 80
+    assert "US$" in output
+    assert "[red]x[/red]" in output
 
 
 def test_a_run_with_a_failed_trial_is_reported_and_then_fails(project, capsys):
@@ -90,25 +87,14 @@ def test_a_run_with_open_trials_names_the_command_that_resumes_it(project):
     [
         ({"run": "nope"}, synthetic.RUN_ID),  # the message lists the existing runs
         ({"run": "damaged"}, r"damaged/run\.json"),
-        ({"against": "other"}, r"not comparable with other: .*profile"),
         ({"format": ["excel"]}, r"--format excel: expected one of tensorboard, wandb"),
     ],
 )
 def test_a_run_that_cannot_be_reported_is_a_usage_error_with_the_reason(project, flags, expected):
     (project.results_folder / "damaged").mkdir()
     (project.results_folder / "damaged" / "run.json").write_text("{")
-    synthetic.write_run(project.results_folder / "other", synthetic.record(run_id="other", profile="gpu"))
     with pytest.raises(UsageError, match=expected):
         report(Context(), **flags)
-
-
-def test_another_run_is_compared_with_in_a_figure(project, capsys):
-    other = synthetic.record(run_id="earlier")
-    synthetic.write_run(project.results_folder / "earlier", other, speeds={"baseline": 0.2, "optimized": 0.2})
-    report(Context(), against="earlier")
-    page = (project.root / capsys.readouterr().out.splitlines()[-1]).read_text()
-    assert "against run earlier" in page
-    assert 'id="12_run_comparison"' in page
 
 
 def test_a_differing_condition_is_allowed_by_name_and_named_on_the_page(project, capsys):

@@ -19,7 +19,7 @@ from tests.support.reports import synthetic
 
 
 def test_a_configuration_has_one_rate_everywhere() -> None:
-    summary = summarize(replace(QUICK, slow=0.2, has_measurements=False).run(np.random.default_rng(1)))
+    summary = summarize(replace(QUICK, slow=0.2).run(np.random.default_rng(1)))
     row = summary.best_row
     assert row is not None
     assert row.measured is not None
