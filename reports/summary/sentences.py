@@ -170,65 +170,9 @@ def warning_text(warning: RunWarning) -> str:
     return _WARNINGS[warning.code](**warning.values)
 
 
-def _incomplete(trials: int, planned: int, ends: Mapping[str, int]) -> str:
-    of = f"{trials} of {formatting.count(planned, 'planned trial')}"
-    return f"{of} did not succeed ({_counts_text(ends)}); the numbers are of the others."
-
-
-def _stopped(trials: int, run_id: str) -> str:
-    stopped, them = formatting.count(trials, "trial was", "trials were"), "it" if trials == 1 else "them"
-    remedy = f"`inv bench --resume={run_id}` retries {them}"
-    return f"{stopped} stopped or lost, through no fault of a configuration; {remedy}."
-
-
-def _contention(workers: int, threads: int, cores: int) -> str:
-    return (
-        f"{workers} workers with {formatting.count(threads, 'thread')} each shared {formatting.count(cores, 'core')} "
-        "of one machine, so they slowed each other down. Compare these configurations only with each other, not with "
-        "other machines."
-    )
-
-
-def _slow_worker(worker: str, share: float, causes: Mapping[str, int], trials: int) -> str:
-    why = "".join(f", {flag} ({count} of {trials} trials)" for flag, count in causes.items())
-    return f"{worker} is {format_percent(share)} slower than the other workers{why}."
-
-
-def _spread(label: str, ratio: float, also: list[str]) -> str:
-    more = f"; a large spread also in {formatting.first_n(also, 3)}" if also else ""
-    return (
-        f"{label}: the slowest worker took {formatting.number(ratio, 2)}x the fastest worker's time for a step{more}."
-    )
-
-
-def _two_speeds(percent: float, processes: int, total: int, workers: list[str]) -> str:
-    apart, of = formatting.number(percent, 1), formatting.count(total, "process", "processes")
-    where = f"{processes} of {of} ({formatting.first_n(workers, 3)})"
-    return f"Steps jump between two speeds, up to {apart} % apart, in {where}: their clocks were not constant."
-
-
-def _drift(change: float, low: float, high: float) -> str:
-    ends = sorted(map(abs, (low, high)))
-    word = "slower" if change > 0.0 else "faster"
-    changed = f"The machines became {abs(change):.2g} % {word} ({ends[0]:.2g} to {ends[1]:.2g} %) during the run"
-    return f"{changed}; a line over the trials' times was taken off."
-
-
-def _slow_steps(labels: list[str], share: float) -> str:
-    most = f", most that of {labels[0]}," if len(labels) > 1 else ""
-    return (
-        f"Slow steps make the elapsed throughput of {formatting.first_n(labels, 3)} lower than the steady state{most} "
-        f"by {format_percent(share, 1)}; the headline, times and dollars use elapsed throughput."
-    )
-
-
 def _flag(trials: list[str], total: int, workers: list[str], flag: str, *, is_worst: bool) -> str:
-    if len(trials) == total > 2:
-        where = f"all {total} trials"
-    elif len(trials) <= 3:
-        where = ", ".join(trials)
-    else:
-        where = f"{len(trials)} trials on {formatting.first_n(workers, 3)}"
+    where = ", ".join(trials) if len(trials) <= 3 else f"{len(trials)} trials on {formatting.first_n(workers, 3)}"
+    where = f"all {total} trials" if len(trials) == total > 2 else where
     return f"{where}: {'at worst ' if is_worst else ''}{flag}"
 
 
@@ -240,30 +184,51 @@ _WARNINGS: dict[WarningCode, Callable[..., str]] = {
         "{label} computes products in 8 bits, and its held-out loss was not compared with the reference: "
         "`inv bench --quality` compares it."
     ).format,
-    WarningCode.INCOMPLETE: _incomplete,
-    WarningCode.REJECTED: lambda files: formatting.count(
-        files,
-        "file was rejected; it is listed with the reason.",
-        "files were rejected; each is listed with the reason.",
+    WarningCode.INCOMPLETE: lambda trials, planned, ends: (
+        f"{trials} of {formatting.count(planned, 'planned trial')} did not succeed ({_counts_text(ends)}); the numbers "
+        "are of the others."
     ),
+    WarningCode.REJECTED: lambda files: f"{formatting.count(files, 'file was', 'files were')} rejected; see Failures.",
     WarningCode.NO_BASELINE: "{baseline} has no successful trial, so no configuration can be compared with it.".format,
-    WarningCode.STOPPED: _stopped,
+    WarningCode.STOPPED: lambda trials, run_id: (
+        f"{formatting.count(trials, 'trial was', 'trials were')} stopped or lost, through no fault of a configuration: "
+        f"`inv bench --resume={run_id}` tries again."
+    ),
     WarningCode.DEVICES: lambda devices: (
         f"The workers have different devices ({', '.join(devices)}): their numbers are mixed."
     ),
     WarningCode.CONDITIONS: lambda keys: (
-        f"Not every trial ran under the same conditions: {formatting.first_n(keys)} "
-        f"{'differs' if len(keys) == 1 else 'differ'}; the fingerprint has the details."
+        f"Trials ran under different conditions, see Fingerprint: {formatting.first_n(keys)}."
     ),
-    WarningCode.CONTENTION: _contention,
+    WarningCode.CONTENTION: lambda workers, threads, cores: (
+        f"{workers} workers with {formatting.count(threads, 'thread')} each shared {formatting.count(cores, 'core')} "
+        "of one machine, so they slowed each other down: compare these configurations only with each other."
+    ),
     WarningCode.CPU_PRICE: lambda: (
         "The price is a GPU's, but the speed is a CPU's: the dollars only show how cost depends on speed."
     ),
-    WarningCode.SLOW_WORKER: _slow_worker,
-    WarningCode.SPREAD: _spread,
-    WarningCode.TWO_SPEEDS: _two_speeds,
-    WarningCode.DRIFT: _drift,
-    WarningCode.SLOW_STEPS: _slow_steps,
+    WarningCode.SLOW_WORKER: lambda worker, share, causes, trials: (
+        f"{worker} is {format_percent(share)} slower than the other workers"
+        + "".join(f", {flag} ({count} of {trials} trials)" for flag, count in causes.items())
+        + "."
+    ),
+    WarningCode.SPREAD: lambda label, ratio, also: (
+        f"{label}: the slowest worker took {formatting.number(ratio, 2)}x the fastest worker's time for a step"
+        + (f"; a large spread also in {formatting.first_n(also, 3)}." if also else ".")
+    ),
+    WarningCode.TWO_SPEEDS: lambda percent, processes, total, workers: (
+        f"Steps jump between two speeds, up to {formatting.number(percent, 1)} % apart, in {processes} of "
+        f"{formatting.count(total, 'process', 'processes')} ({formatting.first_n(workers, 3)}): their clocks were not "
+        "constant."
+    ),
+    WarningCode.DRIFT: lambda change, low, high: (
+        f"Steps took {change:+.2g} % ({low:+.2g} to {high:+.2g} %) at the run's end; a line over the trials' times was "
+        "taken off."
+    ),
+    WarningCode.SLOW_STEPS: lambda labels, share: (
+        f"Slow steps make the elapsed throughput of {formatting.first_n(labels, 3)} lower than the steady state, by up "
+        f"to {format_percent(share, 1)}; the headline, times and dollars use elapsed throughput."
+    ),
     WarningCode.FLAG: _flag,
 }
 
@@ -330,34 +295,30 @@ def one_process_note(summary: Summary) -> str:
 _TRIALS = (
     "A trial is one process: it loads the model, warms up, then measures optimizer steps one by one. A "
     "configuration's step time is the geometric mean over its workers of their median step. All rates, ratios, hours "
-    "and dollars use the elapsed throughput per worker: all amounts divided by the time of all steps. Steady rates, "
-    "the mean amount per step divided by the median step, are in summary.json. Trials that did not succeed are "
-    "excluded from averages."
+    "and dollars use the elapsed throughput per worker: all amounts over the time of all steps of successful trials. "
+    "Steady rates, the mean amount per step over the median step, are in summary.json."
 )
 _INTERVALS = (
-    "Processes differ more than steps: two processes of the same configuration on the same GPU differed by 0.7 %, "
-    "while the steps of each agreed within 0.1 %. So 95 % intervals are Student's t over workers if there are two or "
-    "more, else over processes. With a single process the interval is over its steps, widened by the noise of the "
-    "run's other processes, else by an assumed 1.5 %. A machine that "
-    "changes makes ratios less certain instead of wrong, because the order of the trials differs between workers and "
-    "repeats."
+    "Processes differ more than steps, so 95 % intervals are Student's t over workers if there are two or more, else "
+    "over processes. With a single process the interval is over its steps, widened by the noise of the run's other "
+    "processes, else by an assumed 1.5 %. The order of the trials differs between workers and repeats, so a machine "
+    "that changes makes ratios less certain instead of wrong."
 )
 _RATIOS = (
     "Ratios are against {baseline}, worker by worker if both ran on the same ones. Their intervals are widened by the "
-    "variation between texts if two configurations read different ones, and hold jointly in 95 % of runs. The words "
-    "faster and slower appear only if the interval of the steady rates' ratio excludes 1 and the elapsed rates differ "
+    "variation between texts if two configurations read different ones, and hold jointly in 95 % of runs. They are "
+    "called faster or slower only if the interval of the steady rates' ratio excludes 1 and the elapsed rates differ "
     "by at least half as much; where the interval of the latter holds 1, the word is followed by steady. "
-    "Configurations without a trial that ran out of memory, failed or timed out are preferred to those with "
-    "one.{power}"
+    "Configurations without a trial that ran out of memory, failed or timed out are preferred.{power}"
 )
 _AMOUNTS = (
     "Tokens count every computed position; useful tokens exclude padding. Memory is the largest peak of any worker. "
     "Loss is in nats per token, the median over workers of their first and last measured step."
 )
 _MEASUREMENTS = (
-    "A measurement is the median of several repeats, and the range under it the 95 % interval of that median, with "
-    "fewer than six repeats or over several workers from the smallest to the largest. A share is of the chip's "
-    "published peak. A trial that did not succeed shows its measurements until then, marked with its status."
+    "A measurement is the median of several repeats, with its 95 % interval; with fewer than six repeats or over "
+    "several workers, with the smallest and the largest. A share is of the chip's published peak. A trial that did not "
+    "succeed shows its measurements until then."
 )
 
 

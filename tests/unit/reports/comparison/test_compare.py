@@ -156,13 +156,6 @@ def test_repeats_on_one_machine_do_not_show_a_difference_to_another(tmp_path, fl
     assert comparison.rows[0].before.n_processes == 3
 
 
-def test_processes_too_noisy_to_show_three_percent_are_unknown_not_the_same(runs):
-    comparison = pair(runs({}, {}, shake=0.05))
-    assert set(verdicts(comparison).values()) == {"unknown"}
-    assert all("too noisy" in row.why and row.shows_percent > 3.0 for row in comparison.rows)
-    assert comparison.exit_code == ExitCode.UNDECIDED
-
-
 def on_other_weights(result):
     return replace(result, fingerprint=result.fingerprint | {"model_sha256": "1" * 64})
 
