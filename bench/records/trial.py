@@ -28,7 +28,7 @@ from bench.records.validation import (
     expect_one_of,
     setting,
 )
-from bench.records.workloads import SUITES, WORKLOADS, SuiteTrial, Workload, names_with
+from bench.records.workloads import SUITES, WORKLOADS, Workload, names_with
 
 OPTIMIZERS = ("paged_adamw_8bit", "adamw_torch")
 BASE_PRECISIONS = ("nf4", "bf16")
@@ -158,6 +158,11 @@ class Trial:
         return WORKLOADS[self.kind]
 
     @property
+    def is_scaled(self) -> bool:
+        """Tell whether its profile divides the published lengths."""
+        return SEQ_DIVISORS[self.profile] > 1
+
+    @property
     def reading(self) -> DataOptions:
         """Options by which the lines of its data are read."""
         return self.training.data if self.training is not None else self.data_options or DEFAULT_DATA_OPTIONS
@@ -262,39 +267,14 @@ def choose(trials: tuple[Trial, ...], ids: tuple[str, ...]) -> tuple[Trial, ...]
 # Suites ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class SuiteScale:
-    """Size of a suite's trials. Every result names its profile, so that sizes cannot be confused."""
-
-    profile: str
-    seq_divisor: int
-    warmup_steps: int
-    measured_steps: int
-    learning_rate: float
-    deadline_sec: float
-
-
-SCALES: dict[str, SuiteScale] = {
-    "gpu": SuiteScale(
-        profile="gpu",
-        seq_divisor=1,
-        warmup_steps=5,
-        measured_steps=30,
-        learning_rate=2e-4,
-        deadline_sec=1800.0,
-    ),
-    # With an eighth of each length both quick trials have 512 tokens a step; their originals both have 4096.
-    "tiny": SuiteScale(
-        profile="tiny",
-        seq_divisor=8,
-        warmup_steps=3,
-        measured_steps=15,
-        learning_rate=4e-3,  # the small random model learns visibly within 18 steps at this rate
-        deadline_sec=300.0,
-    ),
+# Fields of a suite's trials by profile, and by what their lengths are divided: with an eighth of each length both quick
+# trials have 512 tokens a step; their originals both have 4096.
+SEQ_DIVISORS = {"gpu": 1, "tiny": 8}
+SCALES: dict[str, dict[str, Any]] = {
+    "gpu": {"measured_steps": 30},
+    # The small random model learns visibly within 18 steps at this rate.
+    "tiny": {"warmup_steps": 3, "measured_steps": 15, "learning_rate": 4e-3, "deadline_sec": 300.0},
 }
-
-
 ALL = "all"
 SUITE_NAMES = (*SUITES, ALL)
 
@@ -307,29 +287,21 @@ def suite(name: str, profile: str, model: str, data: str) -> tuple[Trial, ...]:
     expect_one_of(name, SUITE_NAMES, "suite")
     expect_one_of(profile, tuple(SCALES), "profile")
     names = [part for part, (_, suite) in SUITES.items() if suite.is_in_all] if name == ALL else [name]
-    trials = {
-        planned.name: _make_trial(part, planned, SCALES[profile], model, data)
-        for part in names
-        for planned in SUITES[part][1].trials
-    }
+    trials = {}
+    for part in names:
+        workload, planned_suite = SUITES[part]
+        deadline = {"deadline_sec": workload.deadline_sec} if workload.deadline_sec else {}
+        for planned in planned_suite.trials:
+            trials[planned.name] = Trial(
+                name=planned.name,
+                reason=planned.reason,
+                suite=part,
+                kind=workload.name,
+                profile=profile,
+                model=model,
+                data=data,
+                max_seq_len=planned.max_seq_len // SEQ_DIVISORS[profile],
+                micro_batch_size=planned.micro_batch_size,
+                **{**SCALES[profile], **deadline, **planned.fields},
+            )
     return tuple(trials.values())
-
-
-def _make_trial(suite_name: str, planned: SuiteTrial, scale: SuiteScale, model: str, data: str) -> Trial:
-    workload, _ = SUITES[suite_name]
-    return Trial(
-        name=planned.name,
-        reason=planned.reason,
-        suite=suite_name,
-        kind=workload.name,
-        profile=scale.profile,
-        model=model,
-        data=data,
-        max_seq_len=planned.max_seq_len // scale.seq_divisor,
-        micro_batch_size=planned.micro_batch_size,
-        warmup_steps=scale.warmup_steps,
-        measured_steps=scale.measured_steps,
-        learning_rate=scale.learning_rate,
-        deadline_sec=workload.deadlines.get(scale.profile, scale.deadline_sec),
-        **planned.fields,
-    )

@@ -50,7 +50,7 @@ class Workload:
     module: str = ""  # default: bench.workloads.<name>
     suites: tuple[Suite, ...] = ()
     needs: tuple[str, ...] = ("model",)
-    deadlines: Mapping[str, float] = field(default_factory=dict)  # seconds by profile; default: the profile's
+    deadline_sec: float = 0.0  # default: the profile's
     has_steps: bool = False  # it measures the warm-up and measured steps of a training, on samples of the data
     is_ranked: bool = False  # it runs as `world_size` ranks, on several machines if the fleet has pods
     is_compared: bool = False  # its configurations are compared by speed and cost, and one is recommended
@@ -193,7 +193,7 @@ FINETUNE = Workload(
     size="{max_seq_len} x {micro_batch_size} x {world_size}",
     module="bench.workloads.finetune.finetune",
     needs=("model", "optimizer", "recipe"),
-    deadlines={"gpu": 604_800.0, "tiny": 604_800.0},  # the longest of any trial: train.max_hours limits a training
+    deadline_sec=604_800.0,  # the longest of any trial: train.max_hours limits a training
     is_ranked=True,
     has_training=True,
     has_deciding_measurements=False,
@@ -204,7 +204,7 @@ QUALITY = Workload(
     title="Held-out loss",
     size="{max_seq_len} x {micro_batch_size}",
     needs=("model", "optimizer", "recipe"),
-    deadlines={"gpu": 14_400.0, "tiny": 14_400.0},
+    deadline_sec=14_400.0,
     has_training=True,
     has_deciding_measurements=False,
 )

@@ -9,7 +9,6 @@ from typing import Any
 from bench.records import Trial, TrialError
 from bench.records.atomic_files import read_regular
 from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions, DerivedSettings
-from bench.records.trial import SCALES
 from bench.records.validation import LORA_TARGETS, FieldError, settings_of
 from tasks.errors import UsageError
 from tasks.settings.layers import Settings
@@ -83,8 +82,7 @@ def with_training_configuration(settings: Settings, trial: Trial) -> Trial:
     In a profile that scales lengths down its row stays. Raises UsageError.
     """
     values = declared_values(Trial, settings.train) | {"lora_targets": LORA_TARGETS[settings.train.lora_targets]}
-    is_scaled = SCALES[trial.profile].seq_divisor > 1
-    names = {name for name in CONFIGURATION_FIELDS if name in values and not (is_scaled and name in _ROW_FIELDS)}
+    names = {name for name in CONFIGURATION_FIELDS if name in values and not (trial.is_scaled and name in _ROW_FIELDS)}
     with setting_errors():
         return dataclasses.replace(
             trial,

@@ -187,7 +187,7 @@ def training_arm(settings: Settings, comparison: Comparison, seed: int, pairs: i
         micro_batch_size=rows,
         seed=seed,
         held_out_parts=pairs,
-        deadline_sec=QUALITY.deadlines[trial.profile],
+        deadline_sec=QUALITY.deadline_sec,
         training=Training(
             data=data,
             max_steps=settings.quality.steps,

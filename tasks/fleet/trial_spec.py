@@ -5,7 +5,6 @@ import json
 
 from bench.records import Trial
 from bench.records.training import DerivedSettings, Training, TrainingData
-from bench.records.trial import SCALES
 from bench.records.validation import LORA_TARGETS
 from bench.records.workloads import FINETUNE
 from tasks.errors import UsageError
@@ -78,7 +77,7 @@ def check_trial(settings: Settings, trial: Trial, source: str) -> Trial:
 
 def with_training_row(settings: Settings, trial: Trial) -> Trial:
     """Return the trial with the row of section train if its profile measures shorter rows than the data's."""
-    if SCALES[trial.profile].seq_divisor == 1:
+    if not trial.is_scaled:
         return trial
     values = declared_values(Trial, settings.train)
     row = {name: values[name] for name in ("max_seq_len", "micro_batch_size")}
@@ -107,7 +106,7 @@ def make_trial(settings: Settings, workers: int, configuration: Trial | None = N
             layout="varlen",
             world_size=workers,
             lora_targets=LORA_TARGETS[train.lora_targets],
-            deadline_sec=FINETUNE.deadlines[settings.bench.profile],
+            deadline_sec=FINETUNE.deadline_sec,
             training=training,
             derive=open_fields(settings),
             **declared_values(Trial, train),

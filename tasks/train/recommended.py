@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.records import Trial
-from bench.records.trial import SCALES
 from reports import formatting
 from reports.read.loaded_run import ReportError
 from reports.read.run_folder import load
@@ -62,12 +61,11 @@ def _find_trial(settings: Settings, folder: Path) -> tuple[Trial | None, list[st
 
 def describe_source(settings: Settings, trial: Trial, source: str) -> Iterator[str]:
     """Yield what a training takes over from a configuration, and a warning if its rows are shorter than those set."""
-    is_scaled = SCALES[trial.profile].seq_divisor > 1
     yield (
         f"from {source}: {trial.name}: {trial.recipe}, {trial.base_precision}, rank {trial.lora_rank} on "
         f"{', '.join(trial.lora_targets)}, rows of {trial.micro_batch_size} x {trial.max_seq_len} tokens packed end to "
-        f"end{' (of the settings: profile ' + trial.profile + ' measures shorter ones)' if is_scaled else ''}; data, "
-        "learning rate, steps and all else come from the settings"
+        f"end{' (of the settings: profile ' + trial.profile + ' measures shorter ones)' if trial.is_scaled else ''}; "
+        "data, learning rate, steps and all else come from the settings"
     )
     if trial.max_seq_len < settings.train.max_seq_len:
         yield (

@@ -24,7 +24,7 @@ REGISTRATION = """
         title="Dummies",
         size="{max_seq_len}",
         needs=(),
-        deadlines={"tiny": 77.0},
+        deadline_sec=77.0,
         suites=(Suite(name="dummies", trials=(SuiteTrial("dummy", 512, 8, "a test"),)),),
     ),
 """

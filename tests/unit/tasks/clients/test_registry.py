@@ -29,7 +29,7 @@ PUSHED = {
         (lambda path: path.write_text(json.dumps(PUSHED | {"digest": "latest"})), "not a record"),
         (lambda path: path.write_bytes(b"\xff"), "codec can't decode"),
         (lambda path: path.write_bytes(b" " * (1 << 20 | 1)), "1,048,576 bytes"),
-        (os.mkfifo, "pipe"),
+        (os.mkfifo, "regular file"),
     ],
 )
 def test_a_record_that_cannot_be_read_is_one_line(make: Callable[[Path], object], problem: str, tmp_path: Path) -> None:

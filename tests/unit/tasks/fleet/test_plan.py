@@ -149,8 +149,8 @@ def test_a_path_typed_in_a_subfolder_is_found_there_and_else_in_the_project(
     ("make", "reason"),
     [
         (str, "No such file or directory"),
-        (Path.mkdir, "folder"),
-        (os.mkfifo, "pipe"),
+        (Path.mkdir, "regular file"),
+        (os.mkfifo, "regular file"),
         (lambda path: path.write_bytes(b"\xff"), "UTF-8"),
         (lambda path: os.truncate(path.touch() or path, 1 << 40), "16,777,216 bytes"),
     ],

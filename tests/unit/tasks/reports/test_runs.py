@@ -80,9 +80,9 @@ def test_a_run_that_has_ended_is_shown_as_complete_once_it_is_collected(results,
     folder, record = planned(results, "here", *[TrialStatus.SUCCEEDED] * 2), synthetic.record(run_id="here", workers=1)
     sums = [
         f"{sha256_of(folder / LEDGER_FILE)}  {LEDGER_FILE}",
-        *(f"0  trials/{it.trial_id}/x" for it in record.planned),
+        *(f"{'0' * 64}  trials/{it.trial_id}/x" for it in record.planned),
     ]
-    (folder / SUMS_FILE).write_bytes("".join(f"{line}\n" for line in sums).encode() + b"\xff")
+    (folder / SUMS_FILE).write_bytes("".join(f"{line}\n" for line in sums).encode())
     runs(Context())
     states = {line.split()[0]: line.split("kB")[-1].strip() for line in capsys.readouterr().out.splitlines()[1:]}
     assert states == {"here": "complete", "none": "not collected"}
