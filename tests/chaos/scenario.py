@@ -1,7 +1,7 @@
 """Random scenarios: one command at a time under faults or signals, with checks that hold for every command.
 
-    run_scenario(target, random.Random(7), go_on=iter(range(20)), log=print)
-    finish(target, log=print)
+    run_scenario(target, seed=7, steps=20)
+    finish(target)
 
 A target runs the commands, injects the faults and checks the state after each. Without faults, the same commands must
 then succeed.
@@ -13,7 +13,7 @@ import contextlib
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,25 +44,25 @@ class CommandResult:
         return f"inv {' '.join(self.command)}: {self.code} {''.join(last)[:300]}"
 
 
-def run_scenario(
-    target: PodsTarget, rng: random.Random, *, go_on: Iterator[object], log: Callable[[str], None]
-) -> None:
-    """Run one step for each item of `go_on`. Raises AssertionError with the command at the first broken invariant."""
-    for number, _ in enumerate(go_on, start=1):
+def run_scenario(target: PodsTarget, seed: int, steps: int) -> None:
+    """Run this many steps. Raises AssertionError with the command at the first broken invariant."""
+    rng = random.Random(seed)
+    print(f"seed {seed}", flush=True)
+    for number in range(1, steps + 1):
         command = target.next_command(rng)
         kill = rng.choice(KILLS) if rng.random() < 0.25 else None
         began = time.monotonic()
         with target.injecting_faults(rng) as fallen:
             done = run_command(target, command, kill=kill, after_sec=rng.uniform(0.2, 10.0))
-        log(f"{number}. {done} [{time.monotonic() - began:.0f} s; {fallen() or 'no fault'}]")
+        print(f"{number}. {done} [{time.monotonic() - began:.0f} s; {fallen() or 'no fault'}]", flush=True)
         with with_output(done):
             target.check(done)
 
 
-def finish(target: PodsTarget, *, log: Callable[[str], None]) -> None:
+def finish(target: PodsTarget) -> None:
     """Finish interrupted work after any number of steps. Raises AssertionError if it does not succeed."""
-    target.finish(lambda *command: _run_until_success(target, command, log))
-    log("finished")
+    target.finish(lambda *command: _run_until_success(target, command))
+    print("finished", flush=True)
 
 
 def run_command(
@@ -94,11 +94,11 @@ def run_command(
     return done
 
 
-def _run_until_success(world: PodsTarget, command: tuple[str, ...], say: Callable[[str], None]) -> CommandResult:
+def _run_until_success(world: PodsTarget, command: tuple[str, ...]) -> CommandResult:
     """Run a command until it succeeds: leftovers of a killed one may still block it. Asserts that it does."""
     for _ in range(MAX_TRIES):
         done = run_command(world, command)
-        say(f"   {done}")
+        print(f"   {done}", flush=True)
         with with_output(done):
             world.check(done)
         if done.code == 0:

@@ -1,4 +1,4 @@
-"""`inv data.check` in a project: the data report, and errors of one line.
+"""`inv data.check` in a project: the data report.
 
 Not covered: a worker in a pod; the query uses the same host interface as all of `tasks.clients.workers`.
 """
@@ -24,8 +24,3 @@ def test_the_data_is_read_and_counted(project: Project) -> None:
     assert ([file["kind"] for file in report["files"]], report["was_cached"]) == (["Alpaca"], False)
     assert report["examples"] + report["validation_examples"] == 200
     assert report["left_out"] == 0
-
-
-def test_data_that_cannot_be_used_is_one_line(project: Project) -> None:
-    (project.folder / "bad.jsonl").write_text(lines(3) + "{\n" * 30)
-    assert "line 4, 5, 6, 7, 8 and 15 more: not JSON; " in project.inv_error("data.check", INVOKE_DATA_PATH="bad.jsonl")
