@@ -29,7 +29,7 @@ from tasks.cli.command_result import CommandResult
 from tasks.clients import workers
 from tasks.errors import RetryableError, escape_controls
 from tasks.fleet.run_store import TRAIN, open_run
-from tasks.fleet.training_job import TrainingJob, open_job, read_state
+from tasks.fleet.training_job import open_job, read_state
 from tasks.fleet.training_progress import TrainingLine
 from tasks.settings.layers import Settings, load
 
@@ -61,7 +61,10 @@ def show_workers(context: Context, name: str | None) -> CommandResult:
     followed, end = run if run is not None and run.suite == TRAIN else None, None
     with contextlib.ExitStack() as stack:
         job = None if followed is None else stack.enter_context(open_job(settings, followed))
-        hosts = _hosts(settings, run, job)
+        if job is not None:
+            hosts: Sequence[Host] = job.hosts
+        else:
+            hosts = workers.fleet_hosts(settings) if run is None else workers.run_hosts(settings, run)
         with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
             samples = list(pool.map(partial(sample_worker, settings, followed), hosts))
         if job is not None and all(sample.error is not None for sample in samples) and (ended := job.end()) is not None:
@@ -72,13 +75,6 @@ def show_workers(context: Context, name: str | None) -> CommandResult:
         console.print(end, markup=False, soft_wrap=True)
     data = {"workers": [asdict(sample) for sample in samples], "end": end}
     return CommandResult(data=data, failure=find_unreachable(samples) if end is None else None)
-
-
-def _hosts(settings: Settings, run: RunRecord | None, job: TrainingJob | None) -> Sequence[Host]:
-    """Return the hosts of a training's job, or the run's workers; without a run, the fleet."""
-    if run is None:
-        return workers.fleet_hosts(settings)
-    return workers.run_hosts(settings, run) if job is None else job.hosts
 
 
 def sample_worker(settings: Settings, followed: RunRecord | None, host: Host) -> WorkerSample:

@@ -40,7 +40,7 @@ def follow(settings: Settings, run: RunRecord, folder: Path, *, plain: bool) -> 
     with runner.ledger_errors(run), as_ctrl_c(signal.SIGTERM):
         try:
             with open_job(settings, run) as job, TrainingView(TrainingLine(settings, run), plain=plain) as view:
-                _Follower(settings, run, folder, job, view).wait()
+                _wait(settings, run, folder, job, view)
                 checkpoint_step = view.checkpoint_step
         except (KeyboardInterrupt, Interrupted) as error:
             run_id = run.run_id
@@ -72,50 +72,42 @@ def report_outcome(settings: Settings, run: RunRecord, folder: Path, checkpoint_
     raise error_class(outcome.cause.exit_code)(f"run {run_id}: {outcome.status.value}: {problem}{last}", remedy=remedy)
 
 
-class _Follower:
-    """A training that is followed by this command."""
-
-    def __init__(self, settings: Settings, run: RunRecord, folder: Path, job: TrainingJob, view: TrainingView) -> None:
-        self._settings, self._run, self._folder, self._job, self._view = settings, run, folder, job, view
-        self._diagnosis = PodDiagnosis(resolve_target(settings) if settings.connector.is_cluster else None)
-
-    def wait(self) -> None:
-        """Return once the training has ended or was cancelled. Raises RetryableError if its place does not answer."""
-        answered_at = time.monotonic()
-        while True:
-            if is_cancel_requested(self._folder):
-                ledger = Ledger(self._folder / LEDGER_FILE)
-                cancel_training(self._settings, self._run, self._folder, ledger)
+def _wait(settings: Settings, run: RunRecord, folder: Path, job: TrainingJob, view: TrainingView) -> None:
+    """Return once the training has ended or was cancelled. Raises RetryableError if its place does not answer."""
+    diagnosis = PodDiagnosis(resolve_target(settings) if settings.connector.is_cluster else None)
+    answered_at = time.monotonic()
+    while True:
+        if is_cancel_requested(folder):
+            cancel_training(settings, run, folder, Ledger(folder / LEDGER_FILE))
+            return
+        try:
+            if job.end() is not None:
                 return
-            try:
-                if self._job.end() is not None:
+            state = _read(run, job, view, diagnosis)
+            if state is not None:
+                ledger = Ledger(folder / LEDGER_FILE)
+                if ledger.is_open(TRIAL_ID):
+                    import_attempts(run, ledger, state)
+                view.update(state)
+                if state.has_ended and job.outlives_end:
                     return
-                if (state := self._read()) is not None:
-                    self._show(state)
-                    if state.has_ended and self._job.outlives_end:
-                        return
-                answered_at = time.monotonic()
-            except (HostError, ClusterError) as error:
-                self._view.note(collapse_whitespace(error))
-                if time.monotonic() - answered_at > self._settings.fleet.login_timeout_sec:
-                    raise RetryableError.from_error(
-                        error, remedy=f"the training continues: `{resume_command(self._run)}` follows it again"
-                    ) from error
-            time.sleep(POLL_SEC)
+            answered_at = time.monotonic()
+        except (HostError, ClusterError) as error:
+            view.note(collapse_whitespace(error))
+            if time.monotonic() - answered_at > settings.fleet.login_timeout_sec:
+                raise RetryableError.from_error(
+                    error, remedy=f"the training continues: `{resume_command(run)}` follows it again"
+                ) from error
+        time.sleep(POLL_SEC)
 
-    def _read(self) -> TrainingState | None:
-        """Read the state through the first host that answers; print why if none does, as while the pods start."""
-        hosts: list[Host] = list(self._job.hosts)
-        for host in hosts:
-            try:
-                return read_state(self._run, host)
-            except HostError as error:
-                reason = collapse_whitespace(error)
-        self._view.note(self._diagnosis.read() or reason)
-        return None
 
-    def _show(self, state: TrainingState) -> None:
-        ledger = Ledger(self._folder / LEDGER_FILE)
-        if ledger.is_open(TRIAL_ID):
-            import_attempts(self._run, ledger, state)
-        self._view.update(state)
+def _read(run: RunRecord, job: TrainingJob, view: TrainingView, diagnosis: PodDiagnosis) -> TrainingState | None:
+    """Read the state through the first host that answers; print why if none does, as while the pods start."""
+    hosts: list[Host] = list(job.hosts)
+    for host in hosts:
+        try:
+            return read_state(run, host)
+        except HostError as error:
+            reason = collapse_whitespace(error)
+    view.note(diagnosis.read() or reason)
+    return None

@@ -66,9 +66,7 @@ def find_adapter(settings: Settings, *, has_worker: bool = True) -> InitAdapter 
         folder = folder.parent
     if (folder / RUN_FILE).is_file():
         return _adapter_of_run(folder)
-    return InitAdapter(
-        folder=folder.resolve(), sha256=_verified_sha256(folder), model_sha256=None, config=_read_config(folder)
-    )
+    return _read_adapter(folder)
 
 
 def _adapter_of_run(run_folder: Path) -> InitAdapter:
@@ -78,19 +76,21 @@ def _adapter_of_run(run_folder: Path) -> InitAdapter:
     folder = run_folder / ADAPTER_FOLDER
     if record.adapter_sha256 is None or not (folder / WEIGHTS_FILE).is_file():
         raise UsageError(f"{SETTING}: run {run_folder.name} has no adapter here", remedy=collect)
-    sha256 = _verified_sha256(folder)
-    if sha256 != record.adapter_sha256:
+    model_sha256 = run.provenance.get("inputs", {}).get("model", {}).get("sha256")
+    adapter = _read_adapter(folder, model_sha256 if isinstance(model_sha256, str) else None)
+    if adapter.sha256 != record.adapter_sha256:
         raise ConfirmationRequired(
             f"{SETTING}: {folder / WEIGHTS_FILE}: sha256 differs from the one in {TRAINING_FILE}",
             remedy=f"remove it, then {collect}",
         )
-    model_sha256 = run.provenance.get("inputs", {}).get("model", {}).get("sha256")
-    return InitAdapter(
-        folder=folder.resolve(),
-        sha256=sha256,
-        model_sha256=model_sha256 if isinstance(model_sha256, str) else None,
-        config=_read_config(folder),
-    )
+    return adapter
+
+
+def _read_adapter(folder: Path, model_sha256: str | None = None) -> InitAdapter:
+    sha256 = _verified_sha256(folder)
+    with translate_errors(UsageError, ResultError, prefix=f"{SETTING}: "):
+        config = read_lora_config(folder / CONFIG_FILE)
+    return InitAdapter(folder=folder.resolve(), sha256=sha256, model_sha256=model_sha256, config=config)
 
 
 def _verified_sha256(folder: Path) -> str:
@@ -110,11 +110,6 @@ def _verified_sha256(folder: Path) -> str:
     except (OSError, ValueError) as error:
         where, why = getattr(error, "filename", None) or folder, getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{SETTING}: {where}: {why}", remedy=remedy) from error
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    with translate_errors(UsageError, ResultError, prefix=f"{SETTING}: "):
-        return read_lora_config(folder / CONFIG_FILE)
 
 
 def check(adapter: InitAdapter, trial: Trial, model_sha256: str) -> None:

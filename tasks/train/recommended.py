@@ -24,15 +24,6 @@ def recommended_trial(settings: Settings, folder: Path) -> tuple[Trial | None, l
     `folder` is that of a benchmark, whose results are summarized again. Profile tiny measures a part of each length, so
     that its rows are replaced by those of the settings. Raises UsageError.
     """
-    measured, reasons = _find_trial(settings, folder)
-    if measured is None:
-        return None, reasons
-    trial = with_training_row(settings, measured)
-    lines = [*reasons, *describe_source(settings, trial, folder.name)]
-    return check_trial(settings, trial, f"train: --from: {folder.name}"), lines
-
-
-def _find_trial(settings: Settings, folder: Path) -> tuple[Trial | None, list[str]]:
     source = f"train: --from: {folder.name}"
     if is_training(folder):
         raise UsageError(f"{source}: is a training, not a benchmark", remedy="name a run of `inv bench`")
@@ -56,7 +47,8 @@ def _find_trial(settings: Settings, folder: Path) -> tuple[Trial | None, list[st
             f"{source}: profile {row.trial.profile}, but bench.profile is {settings.bench.profile}",
             remedy="change the setting, or name another run",
         )
-    return row.trial, reasons
+    trial = check_trial(settings, with_training_row(settings, row.trial), source)
+    return trial, [*reasons, *describe_source(settings, trial, folder.name)]
 
 
 def describe_source(settings: Settings, trial: Trial, source: str) -> Iterator[str]:
