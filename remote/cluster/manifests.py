@@ -21,6 +21,7 @@ import yaml
 
 from bench.records.scratch_folders import scratch_folder
 from remote.cluster.labels import COMPONENT_LABEL, OWNER, OWNER_LABEL, PART_OF_LABEL, Object, job_spec
+from remote.cluster.settings import ANY_PRODUCT, PodPlacement
 from remote.hosts.command import Secret
 from remote.hosts.host_protocol import collapse_whitespace
 from remote.hosts.pods.kubectl import Misconfigured, run_kubectl
@@ -63,68 +64,66 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestValues:
-    """Parameters of a deployment.
+    """Parameters of a deployment; `settings` are those beside section cluster, by name."""
 
-    `preemptible_label`: label of the nodes to use, and key of their taint; None: any nodes. `volume_source`: part of
-    the PersistentVolume; None: no shared volume. `extra_settings`: further settings by name. Kustomize copies those
-    that manifests/components/settings names, in camelCase. `components`: further folders of manifests/components.
-    """
-
-    namespace: str
-    overlay: str
+    placement: PodPlacement
     image: Image
-    preemptible_label: str | None
-    pull_secret: str | None
-    volume_source: Mapping[str, Any] | None
-    extra_settings: Mapping[str, str | int]
-    components: tuple[str, ...] = ()
+    settings: Mapping[str, str | int]
 
 
 def kustomization(values: ManifestValues, manifests: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Build (kustomization.yaml, settings.yaml) as data; `manifests` is the path from their folder to manifests/.
 
-    The component `PROVIDER_COMPONENT` is in the same folder as they are.
+    Kustomize copies the settings that manifests/components/settings names, in camelCase. The component
+    `PROVIDER_COMPONENT` is in the same folder as they are.
     """
-    components = [
-        *(["emptydir"] if values.volume_source is None else []),
-        "settings",
-        *(["size"] if values.overlay == WORKERS_OVERLAY else []),
-        *(["job-spec"] if values.overlay.startswith(JOB_PREFIX) else []),
-        *(["queue"] if values.overlay == "job-4gpu-kueue" else []),
-        *values.components,
-        *(["public-image"] if values.pull_secret is None else []),
-        # Last: it copies the Job after all other components have changed it.
-        *(["jobset"] if values.overlay == "job-4gpu-jobset" else []),
-    ]
-    overlay = values.overlay.removesuffix("-jobset")
+    placement, section, overlay = values.placement, values.placement.section, values.placement.overlay
+    components = {
+        "emptydir": section.volume.handle is None,
+        "settings": True,
+        "size": overlay == WORKERS_OVERLAY,
+        "job-spec": overlay.startswith(JOB_PREFIX),
+        "queue": overlay == "job-4gpu-kueue",
+        "any-node": placement.instance_type is None,
+        "several-per-node": not section.one_per_node,
+        "gpu-product": section.gpu not in (None, ANY_PRODUCT),
+        "cpu-limit": section.cpu_limit is not None,
+        "public-image": placement.pull_secret is None,
+        "jobset": overlay == "job-4gpu-jobset",  # last: it copies the Job after all others have changed it
+    }
+    used = [f"{manifests}/components/{name}" for name, is_used in components.items() if is_used]
+    spec = {
+        **vars(section),
+        "instance_type": placement.instance_type or "any",  # which the component any-node removes
+        "gpus_per_pod": str(section.gpus_per_pod),
+        "pull_secret": placement.pull_secret or "none",
+        "volume_name": f"qlora-fleet-{section.namespace}",
+        **values.settings,
+    }
     top = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "namespace": values.namespace,
-        "resources": [f"{manifests}/overlays/{overlay}", "settings.yaml"],
-        "components": [PROVIDER_COMPONENT, *(f"{manifests}/components/{name}" for name in components)],
+        "namespace": section.namespace,
+        "resources": [f"{manifests}/overlays/{overlay.removesuffix('-jobset')}", "settings.yaml"],
+        "components": [PROVIDER_COMPONENT, *used],
         "images": [{"name": IMAGE_PLACEHOLDER, "newName": values.image.repository, "digest": values.image.digest}],
     }
     settings = {
         "apiVersion": "qlora-fleet/v1",
         "kind": "Settings",
         "metadata": {"name": "settings", "annotations": {"config.kubernetes.io/local-config": "true"}},
-        "spec": {
-            "namespace": values.namespace,
-            "pullSecret": values.pull_secret or "none",
-            "volumeName": f"qlora-fleet-{values.namespace}",
-            **{_camel_case(name): value for name, value in values.extra_settings.items()},
-        },
+        "spec": {_camel_case(name): value for name, value in spec.items() if isinstance(value, (str, int))},
     }
     return top, settings
 
 
-def provider_component(values: ManifestValues) -> dict[str, Any]:
+def provider_component(placement: PodPlacement) -> dict[str, Any]:
     """Build the component with the fields of a provider: the source of the volume, and preemptible nodes."""
     patches: dict[str, list[dict[str, Any]]] = {"PersistentVolume": [], "Job": []}
-    for kind, source in (values.volume_source or {}).items():
+    handle = placement.section.volume.handle
+    for kind, source in (placement.provider.volume_source(handle) or {} if handle is not None else {}).items():
         patches["PersistentVolume"].append({"op": "add", "path": f"/spec/{kind}", "value": source})
-    if (key := values.preemptible_label) is not None:
+    if (key := placement.preemptible_label) is not None:
         pod = "/spec/template/spec"
         escaped = key.replace("~", "~0").replace("/", "~1")
         patches["Job"] += [
@@ -155,7 +154,7 @@ def render(values: ManifestValues, manifests: Path) -> list[dict[str, Any]]:
         (folder / "kustomization.yaml").write_text(to_yaml([top]), encoding="utf-8")
         (folder / "settings.yaml").write_text(to_yaml([settings]), encoding="utf-8")
         (folder / PROVIDER_COMPONENT).mkdir()
-        component = to_yaml([provider_component(values)])
+        component = to_yaml([provider_component(values.placement)])
         (folder / PROVIDER_COMPONENT / "kustomization.yaml").write_text(component, encoding="utf-8")
         completed = run_kubectl(("kubectl", "kustomize", str(folder)), label="kubectl kustomize", timeout_sec=60.0)
         if completed.exit_code != 0:

@@ -7,7 +7,7 @@ from bench.records.validation import AUTO
 from remote.cluster.kubeconfig import Target, resolve
 from remote.cluster.manifests import Image, ManifestValues
 from remote.cluster.namespace_client import Cluster
-from remote.cluster.settings import ANY_PRODUCT, ClusterSection, PodPlacement
+from remote.cluster.settings import ClusterSection, PodPlacement
 from remote.hosts.pods.kubectl import ClusterError, Forbidden, Misconfigured, Unreachable
 from remote.providers import GENERIC, PROVIDERS, Provider, detect
 from tasks.errors import Interrupted, RetryableError, TaskFailed, UsageError
@@ -103,27 +103,7 @@ def place_pods(section: ClusterSection, provider: Provider, *, overlay: str | No
 
 
 def manifest_values(settings: Settings, placement: PodPlacement, image: Image) -> ManifestValues:
-    """Return the values of the manifests: every text and number of section cluster, and some of other sections."""
-    cluster, instance_type = placement.section, placement.instance_type
-    copied = {**vars(cluster), **vars(cluster.volume), "size": settings.fleet.size, "profile": settings.bench.profile}
-    copied |= {"model": settings.model.path, "data": settings.data.path, "pull_secret": placement.pull_secret}
-    copied |= {"instance_type": instance_type or "any"}  # which the component any-node removes
-    copied |= {"gpus_per_pod": str(cluster.gpus_per_pod), "least_up": settings.fleet.size - 1}
-    components = {
-        "any-node": instance_type is None,
-        "several-per-node": not cluster.one_per_node,
-        "gpu-product": cluster.gpu not in (None, ANY_PRODUCT),
-        "cpu-limit": cluster.cpu_limit is not None,
-    }
-    return ManifestValues(
-        namespace=cluster.namespace,
-        overlay=placement.overlay,
-        image=image,
-        preemptible_label=placement.preemptible_label,
-        pull_secret=placement.pull_secret,
-        volume_source=None
-        if cluster.volume.handle is None
-        else placement.provider.volume_source(cluster.volume.handle),
-        extra_settings={name: value for name, value in copied.items() if isinstance(value, (str, int))},
-        components=tuple(name for name, is_used in components.items() if is_used),
-    )
+    """Return the values of the manifests."""
+    size, model, data = settings.fleet.size, settings.model.path, settings.data.path
+    others: dict[str, str | int] = {"size": size, "least_up": size - 1, "profile": settings.bench.profile}
+    return ManifestValues(placement=placement, image=image, settings={**others, "model": model, "data": data})

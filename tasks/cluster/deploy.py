@@ -106,7 +106,7 @@ def read_request(
     placement = place_pods(settings.cluster, cluster.provider, overlay=None if training is None else training.overlay)
     values = manifest_values(settings, placement, image)
     if training is not None:
-        values = replace(values, extra_settings={**values.extra_settings, **training.values})
+        values = replace(values, settings={**values.settings, **training.values})
     runs_workers = placement.overlay == WORKERS_OVERLAY and not settings.connector.is_cluster
     return DeployRequest(
         options=options,
@@ -169,7 +169,7 @@ def _needs_secret(request: DeployRequest, cluster: Cluster) -> bool:
         return False
     if user is None:
         provider = registry_provider(image.registry)
-        raise NO_SECRET.error(provider, namespace=request.values.namespace, secret=name)
+        raise NO_SECRET.error(provider, namespace=request.placement.section.namespace, secret=name)
     check_registry_user(user, image.repository)
     return True
 
@@ -183,7 +183,7 @@ def _print_plan(cluster_plan: ClusterPlan, request: DeployRequest) -> None:
     if cluster_plan.makes_secret:
         print(f"{'write':9}  secret/{request.placement.pull_secret}")
     counts = f"{len(cluster_plan.changes)} to change, {unchanged} unchanged"
-    print(f"plan: overlay {request.values.overlay}: {counts}", flush=True)
+    print(f"plan: overlay {request.placement.overlay}: {counts}", flush=True)
 
 
 def _print_diff(cluster: Cluster, cluster_plan: ClusterPlan) -> None:
@@ -217,7 +217,7 @@ def _execute_plan(request: DeployRequest, cluster: Cluster, cluster_plan: Cluste
         print(f"applied {formatting.count(len(others), 'object')}", flush=True)
     name, user, image = request.placement.pull_secret, request.registry_user, request.values.image
     if secret is not None and name is not None and user is not None:
-        namespace = request.values.namespace
+        namespace = request.placement.section.namespace
         secret_object, hidden = pull_secret(
             name=name, namespace=namespace, registry=image.registry, user=user, password=secret
         )

@@ -129,7 +129,7 @@ def _rendered_reader_objects(settings: Settings, cluster: Cluster, run: RunRecor
     placement = place_pods(settings.cluster, cluster.provider, overlay=run.provenance["inputs"]["job"]["overlay"])
     values = manifest_values(settings, placement, resolve_image(settings))
     job: dict[str, str | int] = {"job_spec": "{}", "run_id": run.run_id, "size": len(run.workers)}
-    values = dataclasses.replace(values, extra_settings={**values.extra_settings, **job})
+    values = dataclasses.replace(values, settings={**values.settings, **job})
     with translate_cluster_errors():
         desired = render(values, settings.root / MANIFESTS)
     reader = _reader_objects([resource for resource in desired if resource["kind"] in ("Job", "JobSet")])

@@ -9,7 +9,6 @@ has no schema here: its Job is checked as a Job.
 """
 
 import copy
-import dataclasses
 import functools
 import os
 import shutil
@@ -24,8 +23,8 @@ from kubernetes_validate.utils import schema_contents
 
 from remote.cluster.manifests import Image, ManifestValues, render
 from remote.cluster.plan import plan
-from remote.cluster.settings import ClusterSection
-from remote.providers import GENERIC, PROVIDERS
+from remote.cluster.settings import ClusterSection, VolumeSection
+from remote.providers import GENERIC, PROVIDERS, Provider
 from tasks.clients.target_cluster import place_pods
 from tests.support.documents import blocks
 from tests.support.paths import ROOT
@@ -35,62 +34,37 @@ pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl
 
 GOLDEN = Path(__file__).with_name("manifests")
 OCI = PROVIDERS["oci"]
-BASIC = ManifestValues(
-    namespace="team-a",
-    overlay="pods",
-    image=Image.parse("fra.ocir.io/mytenancy/qlora-fleet@sha256:" + "ab" * 32),
-    preemptible_label=None,
-    pull_secret="ocir-secret",
-    volume_source=OCI.volume_source("ocid1.filesystem.oc1.eu_frankfurt_1.aaaaexample:10.0.20.5:/export"),
-    extra_settings={
-        "size": 4,
-        "least_up": 3,
-        "gpus_per_pod": "1",
-        "instance_type": "VM.GPU.A10.1",
-        "cpu": "4",
-        "memory": "24Gi",
-        "shm": "4Gi",
-        "scratch": "10Gi",
-        "queue": "gpus",
-        "model": "/models/mistralai--Mistral-7B-Instruct-v0.3",
-        "data": "/shared-data/chats.jsonl",
-        "profile": "gpu",
-        "job_spec": '{"run_id": "20261122-101500-train-0a1b2c"}',
-        "run_id": "20261122-101500-train-0a1b2c",
-    },
-)
+RUN_ID = "20261122-101500-train-0a1b2c"
+SPEC = f'{{"run_id": "{RUN_ID}"}}'
+FSS = VolumeSection(handle="ocid1.filesystem.oc1.eu_frankfurt_1.aaaaexample:10.0.20.5:/export")
+MODEL = "/models/mistralai--Mistral-7B-Instruct-v0.3"
+LOCAL = VolumeSection(handle=None)
 
 
-def with_changes(**changes: Any) -> ManifestValues:
-    extra_settings = {name: changes.pop(name, value) for name, value in BASIC.extra_settings.items()}
-    return dataclasses.replace(BASIC, **{"extra_settings": extra_settings, **changes})
+def values(
+    provider: Provider = OCI, size: int = 4, model: str = MODEL, digest: str = "ab", **section: Any
+) -> ManifestValues:
+    settings = ClusterSection(**{"namespace": "team-a", "queue": "gpus", "volume": FSS, **section})
+    more: dict[str, str | int] = {"size": size, "least_up": size - 1, "profile": "gpu", "job_spec": SPEC}
+    more |= {"model": model, "data": "/shared-data/chats.jsonl", "run_id": RUN_ID}
+    image = Image.parse("fra.ocir.io/mytenancy/qlora-fleet@sha256:" + digest * 32)
+    return ManifestValues(placement=place_pods(settings, provider), image=image, settings=more)
 
 
 VARIANTS = {
-    "pods": BASIC,
-    "interactive": with_changes(overlay="interactive"),
-    "job-1gpu": with_changes(overlay="job-1gpu", size=1),
-    "job-4gpu": with_changes(overlay="job-4gpu"),
-    "job-4gpu-kueue": with_changes(overlay="job-4gpu-kueue"),
-    "public-image-on-any-preemptible-node-and-nfs": with_changes(
-        volume_source=GENERIC.volume_source("10.0.0.5:/export"),
-        components=("any-node",),
-        instance_type="any",
-        pull_secret=None,
-        preemptible_label=OCI.preemptible_label,
-        size=8,
-        least_up=7,
+    "pods": values(),
+    "interactive": values(overlay="interactive"),
+    "job-1gpu": values(overlay="job-1gpu", size=1),
+    "job-4gpu": values(overlay="job-4gpu"),
+    "job-4gpu-kueue": values(overlay="job-4gpu-kueue"),
+    "public-image-on-any-node-and-nfs": values(
+        GENERIC, size=8, volume=VolumeSection(handle="10.0.0.5:/export"), pull_secret=None
     ),
-    "two-gpus-each-several-per-node-without-volume": with_changes(
-        volume_source=None,
-        extra_settings={**BASIC.extra_settings, "gpus_per_pod": "2", "gpu": "NVIDIA-A100-SXM4-40GB", "cpu_limit": "8"},
-        components=("several-per-node", "gpu-product", "cpu-limit"),
+    "two-gpus-each-several-per-node-without-volume": values(
+        volume=LOCAL, gpus_per_pod=2, gpu="NVIDIA-A100-SXM4-40GB", cpu_limit="8", one_per_node=False
     ),
-    "job-4gpu-jobset-with-everything": with_changes(
-        overlay="job-4gpu-jobset",
-        volume_source=None,
-        pull_secret=None,
-        preemptible_label=OCI.preemptible_label,
+    "job-4gpu-jobset-with-everything": values(
+        overlay="job-4gpu-jobset", volume=LOCAL, pull_secret=None, preemptible=True
     ),
 }
 VERSIONS = ("1.29", "1.34", "1.37")
@@ -187,12 +161,13 @@ def test_a_lost_pod_or_node_never_fails_the_job(name: str) -> None:
     assert job.get("maxFailedIndexes") == (0 if name.startswith("job-") else None), "other ranks would wait for it"
 
 
-@pytest.mark.parametrize(
-    "setting", ["cpu", "memory", "shm", "scratch", "model", "instance_type", "gpus_per_pod", "image"]
-)
+CHANGES: dict[str, Any] = {"cpu": "3", "memory": "7Gi", "shm": "7Mi", "scratch": "7Gi", "model": "7", "digest": "cd"}
+CHANGES |= {"instance_type": "t", "gpus_per_pod": 7}
+
+
+@pytest.mark.parametrize("setting", CHANGES)
 def test_a_changed_setting_changes_the_job(setting: str) -> None:
-    other = Image.parse("fra.ocir.io/mytenancy/qlora-fleet@sha256:" + "cd" * 32) if setting == "image" else "7"
-    objects = render(with_changes(**{setting: other}), ROOT / "manifests")
+    objects = render(values(**{setting: CHANGES[setting]}), ROOT / "manifests")
     actions = {action.title: action.verb.value for action in plan(objects, rendered("pods"), []).changes}
     assert actions["job/bench"] == "replace"
 
@@ -203,13 +178,13 @@ def test_a_broken_manifest_is_one_line_that_names_it(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "manifests", tmp_path / "manifests")
     (tmp_path / "manifests" / "worker" / "job.yaml").write_text("apiVersion: batch/v1\nkind: [Job\n")
     with pytest.raises(Misconfigured, match=r"cannot be rendered: .*job\.yaml") as caught:
-        render(BASIC, tmp_path / "manifests")
+        render(values(), tmp_path / "manifests")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_node_requirements_have_the_tolerations_of_the_pods(name: str) -> None:
-    placement = place_pods(ClusterSection(preemptible=VARIANTS[name].preemptible_label is not None), OCI)
+    placement = VARIANTS[name].placement
     own = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
     tolerations = pod_spec(name)["tolerations"]
     assert [toleration for toleration in tolerations if toleration["key"] not in own] == placement.tolerations

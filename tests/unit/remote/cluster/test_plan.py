@@ -9,6 +9,9 @@ import pytest
 from remote.cluster.manifests import DIGEST_ANNOTATION, Image, ManifestValues, kustomization, with_digest
 from remote.cluster.plan import Verb, comparable, describe_change, identity, is_training, plan
 from remote.cluster.quantities import parse_quantity
+from remote.cluster.settings import ClusterSection
+from remote.providers import PROVIDERS
+from tasks.clients.target_cluster import place_pods
 from tests.support.cases import Case, load_cases
 
 DIGEST_HEX = "sha256:" + "ab" * 32
@@ -143,27 +146,19 @@ def test_an_invalid_quantity_is_refused(text: str) -> None:
         parse_quantity(text)
 
 
-def values(**changes: Any) -> ManifestValues:
-    fields: dict[str, Any] = {"namespace": "n", "overlay": "pods", "image": Image.parse(f"h/r@{DIGEST_HEX}")}
-    fields |= {
-        "preemptible_label": None,
-        "pull_secret": "s",
-        "volume_source": {"nfs": {"server": "s", "path": "/c"}},
-        "extra_settings": {"instance_type": "t"},
-    }
-    return ManifestValues(**(fields | changes))
+def values(model: str = "m", **section: Any) -> ManifestValues:
+    placement = place_pods(ClusterSection(namespace="n", **section), PROVIDERS["oci"])
+    return ManifestValues(placement=placement, image=Image.parse(f"h/r@{DIGEST_HEX}"), settings={"model": model})
 
 
 @pytest.mark.parametrize("nasty", ["/models/it's $HOME `x`", "a: b # c", "{{ x }}", "- 1\n- 2", "ü\u2028"])
 def test_values_enter_as_data_whatever_they_hold(nasty: str) -> None:
-    _, settings = kustomization(values(extra_settings={"instance_type": nasty}), "..")
-    assert settings["spec"]["instanceType"] == nasty
+    _, settings = kustomization(values(model=nasty), "..")
+    assert settings["spec"]["model"] == nasty
 
 
 def test_the_jobset_is_copied_after_everything_else() -> None:
-    top, _ = kustomization(
-        values(overlay="job-4gpu-jobset", volume_source=None, preemptible_label="spot", pull_secret=None), "m"
-    )
+    top, _ = kustomization(values(overlay="job-4gpu-jobset", preemptible=True, pull_secret=None), "m")
     assert top["resources"] == ["m/overlays/job-4gpu", "settings.yaml"]
     names = [component.rpartition("/")[2] for component in top["components"]]
     assert names == ["provider", "emptydir", "settings", "job-spec", "public-image", "jobset"]
