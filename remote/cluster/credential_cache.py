@@ -61,7 +61,7 @@ class Credentials:
     """Answers of the program of a target's kubeconfig. Thread-safe."""
 
     def __init__(self, target: Target) -> None:
-        self._target, self._lock = target, threading.Lock()
+        self._target, self._lock = target, threading.RLock()
         self._program: Mapping[str, Any] = target.user_config.get("exec") or {}
         self._status: Mapping[str, Any] | None = None
         self._written: Mapping[str, Any] | None = None
@@ -71,10 +71,8 @@ class Credentials:
     def status(self) -> Mapping[str, Any]:
         """Return the status of the program's ExecCredential, renewed before it expires. Raises Misconfigured."""
         with self._lock:
-            return self._current()
-
-    def _current(self) -> Mapping[str, Any]:
-        if self._status is None or time.time() >= self._renew_at:
+            if self._status is not None and time.time() < self._renew_at:
+                return self._status
             answer = self._run()
             try:
                 self._status = status = dict(schema.parse_object(answer)["status"])
@@ -87,17 +85,13 @@ class Credentials:
             now = time.time()
             self._renew_at = float("inf") if until is None else min(now + MAX_KEPT_SEC, until - MIN_VALIDITY_SEC)
             self._is_kept = now < self._renew_at < float("inf")
-        return self._status
+            return self._status
 
     def user(self) -> dict[str, Any]:
         """Return the kubeconfig's user, with the program's answer in its place. Raises Misconfigured."""
-        with self._lock:
-            return self._user()
-
-    def _user(self) -> dict[str, Any]:
         user = dict(self._target.user_config)
         if user.pop("exec", None):
-            status = self._current()
+            status = self.status()
             user |= {"token": status["token"]} if "token" in status else {}
             for theirs, ours in _CERTIFICATE.items():
                 if theirs in status:
@@ -115,7 +109,7 @@ class Credentials:
                 return None
             path = private_folder() / f"kubeconfig-{id(self)}.json"
             try:
-                users = [{"name": self._target.user, "user": self._user()}]
+                users = [{"name": self._target.user, "user": self.user()}]
                 if self._is_kept and self._written is not self._status:
                     with open_atomic(path, mode=0o600) as file:
                         file.write(json.dumps({**self._target.config, "users": users}).encode())

@@ -64,7 +64,7 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestValues:
-    """Parameters of a deployment; `settings` are those beside section cluster, by name."""
+    """Parameters of a deployment; `settings` are those of other sections than cluster, by name."""
 
     placement: PodPlacement
     image: Image

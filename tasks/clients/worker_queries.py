@@ -46,42 +46,34 @@ def query_all(
     printed line. While hosts work, a line names the `activity` that is waited for. Errors of a host become task errors
     (`translate_host_errors`).
     """
-    policy = _RetryPolicy(lost_after_sec)
+    has_printed, stopped = Lock(), Event()  # never released: a restart of the API server prints one line, not 64
+
+    def retry(host: Host) -> T:
+        started, pause_sec = monotonic(), _MIN_PAUSE_SEC
+        while True:
+            try:
+                return query(host)
+            except (HostUnreachable, CommandTimedOut) as error:
+                elapsed_sec = monotonic() - started
+                if elapsed_sec >= lost_after_sec or stopped.is_set():
+                    raise HostUnreachable(f"{collapse_whitespace(error)} (tried for {elapsed_sec:.0f} s)") from error
+                if has_printed.acquire(blocking=False):
+                    limit = f"up to {lost_after_sec:g} s (fleet.lost_after_sec)"
+                    print(escape_controls(f"{collapse_whitespace(error)}; retrying {limit}"), flush=True)
+            stopped.wait(pause_sec)
+            pause_sec = min(2 * pause_sec, _MAX_PAUSE_SEC)
+
     with translate_host_errors(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        futures = {pool.submit(policy.retry, partial(query, host)): host.name for host in hosts}
+        futures = {pool.submit(retry, host): host.name for host in hosts}
         try:
             with Wait(partial(_describe, futures, activity)):
                 wait(futures, return_when=FIRST_EXCEPTION)
             return [future.result() for future in futures]
         finally:
-            policy.stopped.set()  # after the first error there are no more retries
+            stopped.set()  # after the first error there are no more retries
 
 
 def _describe(futures: Mapping[Future[T], str], activity: str) -> str:
     names = [name for future, name in futures.items() if not future.done()]
     more = f" and {len(names) - 1} more of {len(futures)} workers" if len(names) > 1 else ""
     return f"waiting for {next(iter(names), 'the workers')}{more}: {activity}"
-
-
-class _RetryPolicy:
-    """Retries of one query to several hosts. Each host has its own thread."""
-
-    def __init__(self, timeout_sec: float) -> None:
-        self._timeout_sec = timeout_sec
-        self._has_printed = Lock()  # never released: a restart of the API server prints one line, not 64
-        self.stopped = Event()
-
-    def retry(self, query: Callable[[], T]) -> T:
-        started, pause_sec = monotonic(), _MIN_PAUSE_SEC
-        while True:
-            try:
-                return query()
-            except (HostUnreachable, CommandTimedOut) as error:
-                elapsed_sec = monotonic() - started
-                if elapsed_sec >= self._timeout_sec or self.stopped.is_set():
-                    raise HostUnreachable(f"{collapse_whitespace(error)} (tried for {elapsed_sec:.0f} s)") from error
-                if self._has_printed.acquire(blocking=False):
-                    limit = f"up to {self._timeout_sec:g} s (fleet.lost_after_sec)"
-                    print(escape_controls(f"{collapse_whitespace(error)}; retrying {limit}"), flush=True)
-            self.stopped.wait(pause_sec)
-            pause_sec = min(2 * pause_sec, _MAX_PAUSE_SEC)
