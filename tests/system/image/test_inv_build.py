@@ -11,7 +11,6 @@ import pytest
 from tests.support.hosts.local_fleet import wait_for_line
 from tests.support.machines.build_vm import MODEL, BuildVm
 from tests.support.machines.network import USER
-from tests.support.thorough import only_thorough
 
 pytestmark = pytest.mark.timeout(600)
 IMAGE = "qlora-fleet:tiny"
@@ -146,26 +145,3 @@ def test_a_tmpdir_that_fills_up_during_a_build_leaves_no_partial_files_that_are_
     assert "`inv build --tmpdir /mnt/share`" in done.stderr
     build_vm.vm.run("rm", "/mnt/share/x")
     assert "is built" in build_vm.inv("build", "--tmpdir", "/mnt/share").stdout
-
-
-@only_thorough
-def test_a_home_that_fills_up_during_a_build_does_not_end_it(build_vm: BuildVm) -> None:
-    jobs = build_vm.network.home / ".qlora-fleet"
-    build_vm.inv("build")
-    hidden = jobs.with_name("hidden")
-    jobs.rename(hidden)
-    build_vm.vm.mount_small_disk(str(jobs), megabytes=40, owner=USER)
-    fill = f"cat /dev/zero > {jobs}/filler 2>/dev/null || true"
-    client = build_vm.gated_client("build", before=fill, is_open=True)
-    try:
-        build_vm.edit_bench("a full home")
-        assert "is built" in build_vm.inv("build", IMAGE_CLIENT=client).stdout
-        # A failure of the engine is reported as such, although nothing can be written to the log.
-        failing = build_vm.gated_client("build", before=f"{fill}; echo 'ERROR: mallory' >&2; exit 9", is_open=True)
-        build_vm.edit_bench("a full home, and a failure")
-        build_vm.vm.run("rm", f"{jobs}/filler")
-        assert "mallory" in build_vm.inv("build", code=1, IMAGE_CLIENT=failing).stderr
-    finally:
-        build_vm.vm.run("umount", str(jobs))
-        jobs.rmdir()
-        hidden.rename(jobs)

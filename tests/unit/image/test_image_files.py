@@ -28,21 +28,6 @@ def test_the_dockerfile_needs_no_frontend_download() -> None:
     assert "--link" not in DOCKERFILE
 
 
-def test_the_bench_is_the_last_layer_and_weights_precede_our_files() -> None:
-    lines = [line for line in DOCKERFILE.split("AS dev")[0].splitlines() if re.match(r"(COPY|ADD) ", line)]
-    assert lines[-1] == "COPY bench /opt/qlora-fleet/bench"
-    weights = [index for index, line in enumerate(lines) if line.startswith("ADD model")]
-    our_files = [index for index, line in enumerate(lines) if line.startswith(("COPY image", "COPY bench"))]
-    assert max(weights) < min(our_files)
-
-
-def test_tritons_compiler_is_in_the_stage_that_trials_run_in() -> None:
-    base = DOCKERFILE.split("FROM base AS toolkit")[0]
-    assert {"g++", '"libpython${PYTHON_VERSION}-dev"'} <= set(base.split())
-    pattern = r"^FROM base AS models$.*^FROM [$]{WEIGHTS} AS environment-none$"
-    assert re.search(pattern, DOCKERFILE, re.MULTILINE | re.DOTALL)
-
-
 def test_the_arguments_defaults_are_the_default_profile() -> None:
     defaults = dict(re.findall(r"^ARG (\w+)=(.*)$", DOCKERFILE, re.MULTILINE))
     assert defaults["BASE_IMAGE"] == PROFILES["current"]["base"]

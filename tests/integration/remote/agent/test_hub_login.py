@@ -38,7 +38,10 @@ def run_requests(
     """Run the requests in one process. Returns the replies in order."""
     common = {"model": "org/name", "endpoint": f"http://{proxy.host}", "token": TOKEN, "folder": str(tmp_path / "to"),
               "home": str(tmp_path / "home")}  # fmt: skip
-    script = f"from remote.agent.build_vm import hf_hub; hf_hub.LIST_TIMEOUT_SEC = {timeout_sec}; hf_hub.main()"
+    script = (
+        "from remote.agent.build_vm import hf_hub; hf_hub.LIST_MEMORY_BYTES = 400 << 20; "
+        f"hf_hub.LIST_TIMEOUT_SEC = {timeout_sec}; hf_hub.main()"
+    )
     done = subprocess.run(
         (sys.executable, "-c", script), input="".join(json.dumps(common | request) + "\n" for request in requests),
         text=True, capture_output=True, check=True, timeout=120,
@@ -52,7 +55,7 @@ def test_an_endless_list_of_files_is_refused(proxy: RegistryProxy, tmp_path: Pat
     proxy.arm(Endless(chunk=bytes(8 << 20)))
     (reply,) = run_requests(proxy, tmp_path, {"verb": "list", "revision": "main"})
     assert reply["kind"] == "refused"
-    assert "768 MiB" in reply["message"]
+    assert "400 MiB" in reply["message"]
 
 
 def test_a_missing_list_of_files_is_transient(proxy: RegistryProxy, tmp_path: Path) -> None:

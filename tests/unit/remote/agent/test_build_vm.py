@@ -214,15 +214,19 @@ def test_damage_in_a_subfolder_of_an_older_fetch_is_detected(job_log: JobLog, tm
     assert fetch._remove_damaged(job_log, tmp_path, files) == ["LICENSES/MIT.txt"]
 
 
-def test_progress_that_cannot_be_written_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_that_cannot_be_written_ends_nothing_and_leaves_no_files(
+    job_log: JobLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", fail)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=fail, flush=fail))
+    job_log.add("a line for a full disk")
     for _ in range(3):
         with pytest.raises(OSError, match="No space"):
-            jobs.write_json(tmp_path / "progress.json", {"stage": "x"})
-    assert list(tmp_path.iterdir()) == []
+            jobs.write_json(Path("progress.json"), {"stage": "x"})
+    assert list(Path.cwd().iterdir()) == []
 
 
 @pytest.mark.parametrize(

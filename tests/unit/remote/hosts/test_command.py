@@ -72,7 +72,7 @@ def test_a_command_with_a_secret_in_a_process_listing_is_refused(arguments: dict
         JobSpec(command=Command(argv=("login",), secrets=(Secret(TOKEN),)), deadline_sec=1.0)
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(secret=st.text(st.characters(categories=["Lu", "Zs", "Po"]), min_size=1, max_size=20))
 def test_a_secret_is_masked_in_its_plain_and_in_its_quoted_form(secret: str) -> None:
     assume(not set(secret) <= set("*'"))
