@@ -288,19 +288,20 @@ class BuildVm:
             file.write(f"# {text}\n")
 
     def put_model(self) -> Path:
-        """Create a model on the VM as `inv model.fetch` does: two shards, small files, a manifest."""
+        """Fetch a model of two shards and small files from a cache on the VM. Returns its folder."""
         folder = Path(self.tmpdir, "qlora-fleet", "models", MODEL.replace("/", "--"))
         shutil.rmtree(folder, ignore_errors=True)  # left by an earlier test on this VM
-        folder.mkdir(parents=True)
-        for number in (1, 2):
-            (folder / f"model-{number:05d}-of-00002.safetensors").write_bytes(os.urandom(1_000_000))
-        (folder / "config.json").write_text("{}")
-        files = [
-            {"path": path.name, "size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-            for path in sorted(folder.iterdir())
-        ]
-        (folder / "manifest.json").write_text(json.dumps({"schema_version": 1, "files": files}))
+        snapshot = Path(self.tmpdir, "cache", f"models--{MODEL.replace('/', '--')}", "snapshots", "0" * 40)
+        snapshot.mkdir(parents=True, exist_ok=True)
+        shards = [f"model-{number:05d}-of-00002.safetensors" for number in (1, 2)]
+        for name in shards:
+            (snapshot / name).write_bytes(os.urandom(1_000_000))
+        (snapshot / "config.json").write_text("{}")
+        (snapshot / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": dict(zip("ab", shards, strict=True))})
+        )
         self.chown_to_user(Path(self.tmpdir))
+        self.inv("model.fetch", "--model", MODEL, "--cache", f"{self.tmpdir}/cache")
         return folder
 
     def chown_to_user(self, path: Path) -> None:

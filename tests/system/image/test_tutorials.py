@@ -1,7 +1,7 @@
 """The commands about the image in docs/tutorials/oke.md and kubernetes.md, typed on the build VM.
 
-Real OpenSSH, Docker and registry; `inv` is forked. Not covered: `inv model.fetch` (test_model_fetch.py), and the other
-parts of the pages (tests/system/tutorials/test_clusters.py).
+Real OpenSSH, Docker and registry; `inv` is forked, and the model comes from a cache. Not covered: the other parts of
+the pages (tests/system/tutorials/test_clusters.py).
 """
 
 import json
