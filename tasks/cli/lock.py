@@ -100,10 +100,10 @@ def is_cancel_requested(run_folder: Path) -> bool:
 @contextlib.contextmanager
 def acquire_lock_to_cancel(
     results_folder: Path, run_id: str, *, timeout_sec: float = CANCEL_TIMEOUT_SEC
-) -> Iterator[bool]:
+) -> Iterator[None]:
     """Hold the lock to cancel a run. If a command follows that run, request that it stops the run, and wait for it.
 
-    Yields whether a follower was asked. Raises ResultsInUse if the lock is held by any other command, RetryableError
+    Raises ResultsInUse if the lock is held by any other command, RetryableError
     if the follower has not ended within the timeout.
     """
     request, deadline, was_followed = results_folder / run_id / CANCEL_FILE, time.monotonic() + timeout_sec, False
@@ -129,4 +129,4 @@ def acquire_lock_to_cancel(
                     with results_write_errors(request.parent):
                         write_atomic(request, json.dumps({"requested_at": now, "user": current_user()}).encode())
             time.sleep(_POLL_SEC)
-        yield was_followed
+        yield

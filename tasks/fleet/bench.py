@@ -25,7 +25,7 @@ from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageErr
 from tasks.fleet import plan, runner
 from tasks.fleet.plan import BenchRequest, FleetPlan, size_text, steps_text
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
-from tasks.fleet.training_job import cancel_training, describe_cancelled
+from tasks.fleet.training_job import cancel_training
 from tasks.settings.layers import Settings, load
 
 
@@ -136,38 +136,28 @@ def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> 
             trials = Ledger(folder / LEDGER_FILE).open_trials()
         lines = [f"stop  {trial_id}" for trial_id in trials] or ["nothing to cancel, every trial has ended"]
         return plan_result([f"run {run.run_id}:", *lines], run=run.run_id, stop=list(trials))
-    with (
-        acquire_lock_to_cancel(settings.results_folder, run.run_id) as was_followed,
-        runner.ledger_errors(run.run_id),
-    ):
+    with acquire_lock_to_cancel(settings.results_folder, run.run_id), runner.ledger_errors(run.run_id):
         ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
-        is_cancelled = any(entry.status is TrialStatus.CANCELLED for entry in ledger.entries.values())
-        if not ledger.open_trials() and not (was_followed and is_cancelled):
-            print(f"run {run.run_id}: nothing to cancel, every trial has ended")
-            return None
-        if run.suite == TRAIN:
-            if ledger.open_trials():
-                cancel_training(settings, run, folder, ledger)
-            print(describe_cancelled(run, ledger))
-            return None
-        for fleet in runner.make_fleets(plan.plan_fleet(settings, run, folder, run_hosts(settings, run)), ledger):
-            fleet.stop()
-            fleet.run()
+        if ledger.open_trials() and run.suite == TRAIN:
+            cancel_training(settings, run, folder, ledger)
+        elif ledger.open_trials():
+            for fleet in runner.make_fleets(plan.plan_fleet(settings, run, folder, run_hosts(settings, run)), ledger):
+                fleet.stop()
+                fleet.run()
         outcomes = [entry.outcome for entry in ledger.entries.values() if entry.outcome is not None]
-        unreachable_reasons = [end.text for end in outcomes if end.cause is not None and end.cause.may_still_run]
-        if unreachable_reasons:
-            count = formatting.count(len(unreachable_reasons), "trial")
+        unconfirmed = [end.text for end in outcomes if end.cause is not None and end.cause.may_still_run]
+        if unconfirmed:
+            count = formatting.count(len(unconfirmed), "trial")
             raise RetryableError(
-                f"run {run.run_id}: cancelled, but {count} may still run: {unreachable_reasons[0]}",
+                f"run {run.run_id}: cancelled, but {count} may still run: {unconfirmed[0]}",
                 remedy="once the worker "
                 f"answers, run `{resume_command(run.run_id)}`, then `inv cancel --run={run.run_id}`",
             )
-        statuses = count_statuses(ledger.entries.values())
-        if TrialStatus.CANCELLED.value in statuses:
+        if any(end.status is TrialStatus.CANCELLED for end in outcomes):
             print(f"run {run.run_id}: cancelled; `{resume_command(run.run_id)}` resumes it")
         else:  # the trials went on without a command that follows them
-            ended = format_statuses(statuses, len(run.planned))
-            print(f"run {run.run_id}: nothing to cancel, every trial had ended: {ended}")
+            ended = format_statuses(count_statuses(ledger.entries.values()), len(run.planned))
+            print(f"run {run.run_id}: nothing to cancel: {ended}; `inv collect --run={run.run_id}` fetches its results")
     return None
 
 

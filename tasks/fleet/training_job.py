@@ -40,7 +40,6 @@ from reports.read.attempts import AttemptSpan
 from tasks.clients.target_cluster import open_cluster
 from tasks.clients.worker_queries import translate_host_errors
 from tasks.clients.workers import run_hosts
-from tasks.fleet.run_store import resume_command
 from tasks.fleet.training_pods import PodsJob
 from tasks.settings.layers import Settings
 
@@ -286,10 +285,3 @@ def _sync_through_any(run: RunRecord, folder: Path, ledger: Ledger, job: Trainin
         with contextlib.suppress(HostError):
             sync_ledger(run, folder, ledger, host, None)
             return
-
-
-def describe_cancelled(run: RunRecord, ledger: Ledger) -> str:
-    """Return one line on a training after its cancellation."""
-    if ledger.entries[run.planned[0].trial_id].status is TrialStatus.CANCELLED:
-        return f"run {run.run_id}: cancelled; `{resume_command(run.run_id)}` resumes it"
-    return f"run {run.run_id}: it had already ended; `inv collect --run={run.run_id}` fetches its results"

@@ -45,7 +45,7 @@ def test_a_trial_that_was_stopped_is_cancelled(cancel, capsys):
 
 def test_a_trial_that_had_succeeded_is_not_called_cancelled(cancel, capsys):
     cancel(Outcome(TrialStatus.SUCCEEDED))
-    assert capsys.readouterr().out.endswith(": nothing to cancel, every trial had ended: 1 of 1 succeeded\n")
+    assert capsys.readouterr().out.startswith("run 20261122-080000-quick: nothing to cancel: 1 of 1 succeeded; ")
 
 
 def test_a_new_run_that_got_another_id_is_the_one_that_can_be_cancelled(tmp_path: Path) -> None:
