@@ -103,12 +103,12 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._compiled: dict[bool, tuple[Any, Mapping[str, Any]]] = {}  # with and without tools
+        self._compiled = functools.cache(self._compile)
 
     def render(self, location: str, messages: Messages, *, prompt: bool = False, tools: Tools = ()) -> str:
         """Render a conversation; `location` is its file and line, for messages. Raises InputError."""
         try:
-            template, variables = self._compiled.get(bool(tools)) or self._compile(bool(tools))
+            template, variables = self._compiled(bool(tools))
             values = {"messages": messages, "add_generation_prompt": prompt, "tools": list(tools) or None}
             return "".join(template.root_render_func(template.new_context({**variables, **values}, shared=True)))
         except Exception as error:
@@ -132,7 +132,6 @@ class ChatTemplate:
         # Flatten the chain of dicts, slow to copy. transformers caches this template and renders with it.
         template.globals = {**template.globals, "strftime_now": TEMPLATE_DATE.strftime}
         variables = {**template.globals, "documents": None, **self._tokenizer.special_tokens_map}
-        self._compiled[has_tools] = template, variables
         return template, variables
 
 

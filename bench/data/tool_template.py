@@ -63,7 +63,7 @@ class ToolTemplate:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._shapes: dict[bool, Shape | str] = {}  # with and without tools: the shape, or why no shape fits
+        self._find_shape = functools.cache(self._probe)
 
     def messages(self, conversation: Conversation) -> tuple[list[dict[str, Any]], bool]:
         """Return the conversation's messages in the template's shape, and whether it leaves a call turn's text out.
@@ -115,12 +115,9 @@ class ToolTemplate:
             )
         raise InputError(f"{conversation.location}: {shape}", remedy=REMEDY)
 
-    def _find_shape(self, has_tools: bool) -> Shape | str:
-        if has_tools not in self._shapes:
-            self._shapes[has_tools] = self._probe(PROBE_TOOLS if has_tools else ())
-        return self._shapes[has_tools]
-
-    def _probe(self, tools: Sequence[Tool]) -> Shape | str:
+    def _probe(self, has_tools: bool) -> Shape | str:
+        """Return the shape with or without tools, or why no shape fits."""
+        tools = PROBE_TOOLS if has_tools else ()
         reason = "tool_calls: the model's chat template does not write them"
         for has_text_arguments, content, has_short_ids in itertools.product((False, True), ("", None), (False, True)):
             shape = Shape(has_text_arguments, content, has_short_ids)

@@ -88,14 +88,6 @@ def test_a_token_is_found_at_its_offset(tokenizer_of: Callable[..., Any], text: 
         assert masking._token_at(encoding, len(starts), character) == bisect_left(starts, character)
 
 
-@pytest.mark.parametrize("template", ["chatml", "mistral"])
-def test_a_conversation_is_rendered_as_by_the_tokenizer(template: str, tokenizer_of: Callable[..., Any]) -> None:
-    tokenizer, messages = tokenizer_of(template), conversation(*WITH_SYSTEM).messages
-    for prompt in (False, True):
-        expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
-        assert ChatTemplate(tokenizer).render("d.jsonl: line 1", messages, prompt=prompt) == expected
-
-
 def test_a_long_conversation_is_cut_without_rendering_each_beginning(
     tokenizer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,13 +109,6 @@ def test_examples_of_each_answer_are_bounded(tokenizer_of: Callable[..., Any], m
     monkeypatch.setattr(rendering, "MAX_SPLIT_CHARS", 50)
     with pytest.raises(InputError, match=r"d\.jsonl: line 1: .*50 characters"):
         build(tokenizer_of("mistral"), conversation(*WITH_SYSTEM))
-
-
-def test_a_template_that_writes_the_date_renders_equally_on_each_day(tokenizer_of: Callable[..., Any]) -> None:
-    template = ChatTemplate(
-        tokenizer_of("{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.content }}{% endfor %}")
-    )
-    assert template.render("d.jsonl: line 1", [{"role": "user", "content": "!"}]) == "01 Jan 2026!"
 
 
 @pytest.mark.parametrize("template", ["chatml", "mistral"])

@@ -128,14 +128,6 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
         readers.read(tmp_path / "none")
 
 
-def test_a_file_of_blank_lines_is_empty_and_invalid_utf_8_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="empty"):
-        readers.read(write(tmp_path / "d.jsonl", "", " "))
-    (tmp_path / "l.jsonl").write_bytes(b'{"prompt": "\xff", "completion": "x"}\n')
-    with pytest.raises(InputError, match=r"line 1: .*UTF-8"):
-        readers.read(tmp_path / "l.jsonl")
-
-
 NO_ANSWER = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "  "}]}
 
 

@@ -33,6 +33,7 @@ BROKEN = {
     "nothing in zstd": ("d.zst", as_zstd(b""), "empty"),
     "zip": ("d.csv", b"PK\x03\x04123", "zip"),
     "nothing": ("d.csv", b"", "empty"),
+    "blank lines": ("d.jsonl", b"\n \n", "empty"),
     "empty array": ("d.json", b" [ ] ", "empty"),
     "header only": ("d.csv", HEADER, "empty"),
     "no header": ("d.csv", b"What?,That.\nWho?,They.\n", "line 1: .*What"),
