@@ -5,7 +5,7 @@ method (1979): the chance of any false verdict stays at ALPHA. "same" requires a
 3 % of it, or within a wider tolerance.
 
 Two runs of equal code differ by the day: heat, other tenants, a driver's state shift all trials of a run. So with one
-run on a side a difference is that of "these runs" only, unless it exceeds the effect of the day.
+run on a side a difference is that of "these runs" only, unless it exceeds the effect of the day (`Hypothesis.day`).
 """
 
 import math
@@ -22,8 +22,16 @@ MAX_USEFUL_PERCENT = 100.0  # a test that detects only larger differences is use
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """A difference to judge, and the logarithm of the largest one that the day may explain; 0: none."""
+
+    mean: Mean
+    day: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The judgement of a difference; `compare.ComparedRow` describes the fields."""
+    """The judgement of a hypothesis; `compare.ComparedRow` describes the fields."""
 
     p_value: float
     p_corrected: float
@@ -32,20 +40,17 @@ class Verdict:
     why: str
 
 
-def judge(differences: Sequence[Mean], tolerance: float, day: float = 0.0) -> list[Verdict]:
-    """Judge the differences, in their order. `tolerance` is the distance from 1 that still counts as the same.
-
-    `day` is the logarithm of the largest difference that the day may explain.
-    """
-    p_values = [_p_value(mean, 0.0) for mean in differences]
+def judge(hypotheses: Sequence[Hypothesis], tolerance: float) -> list[Verdict]:
+    """Judge the hypotheses, in their order. `tolerance` is the distance from 1 that still counts as the same."""
+    p_values = [_p_value(each.mean, 0.0) for each in hypotheses]
     differs = holm(p_values)
-    beyond = holm([_p_value(mean, day) for mean in differences])
+    beyond = holm([_p_value(each.mean, each.day) for each in hypotheses])
     ranks = {index: rank for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__))}
     verdicts = []
-    for index, mean in enumerate(differences):
-        level = ALPHA / (len(differences) - ranks[index])
-        shows = 100.0 * math.expm1(min(_half_width(mean, level) + day, 50.0))
-        label, why = _word(mean, day, differs[index], beyond[index], len(differences), tolerance)
+    for index, each in enumerate(hypotheses):
+        level = ALPHA / (len(hypotheses) - ranks[index])
+        shows = 100.0 * math.expm1(min(_half_width(each.mean, level) + each.day, 50.0))
+        label, why = _word(each, differs[index], beyond[index], len(hypotheses), tolerance)
         if label == "unknown" and not why:
             missed = f"a difference below {shows:.2g} %" if shows <= MAX_USEFUL_PERCENT else "any difference"
             why = f"too noisy to show {missed}"
@@ -63,15 +68,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def _word(
-    mean: Mean, day: float, differs: float, beyond: float, tests: int, tolerance: float
-) -> tuple[VerdictLabel, str]:
-    value, half = mean.value, mean.half or 0.0
+def _word(each: Hypothesis, differs: float, beyond: float, tests: int, tolerance: float) -> tuple[VerdictLabel, str]:
+    value, half = each.mean.value, each.mean.half or 0.0
     if differs < ALPHA and abs(value) > half:
         why = f"p = {differs:.2g} after correction for {tests} comparisons"
-        if beyond < ALPHA and abs(value) > half + day:
+        if beyond < ALPHA and abs(value) > half + each.day:
             return ("faster" if value > 0.0 else "slower"), why
-        return "differs", f"{why}, but the day may explain {100.0 * math.expm1(day):.2g} %: repeat both runs"
+        return "differs", f"{why}, but the day may explain {100.0 * math.expm1(each.day):.2g} %: repeat both runs"
     if abs(value) > half:
         return "unknown", f"the interval excludes 1, but so may one of {tests} comparisons by chance"
     if math.exp(value - half) > 1.0 - tolerance and math.exp(value + half) < 1.0 + tolerance:

@@ -110,7 +110,7 @@ class BenchSection:
     )
     day_effect_percent: float = setting(
         1.0,
-        "difference of two runs of equal code, for inv compare",
+        "difference of two runs of equal code, for inv compare; from four earlier runs on, they show it",
         unit="percent",
         ge=0,
         le=100,

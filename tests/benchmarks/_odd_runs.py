@@ -6,7 +6,7 @@ Cells are normal noise without steps, so the truth is known exactly. `scenarios.
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.comparison.hypotheses import Verdict, judge
+from reports.comparison.hypotheses import Hypothesis, Verdict, judge
 from reports.statistics import per_config
 from reports.statistics.per_config import Mean, Sample
 from reports.statistics.per_process import CONFIDENCE
@@ -52,7 +52,7 @@ def verdicts(before: Floats, after: Floats) -> list[Verdict]:
         per_config.difference(new[label], old[label], noises=(noises[0].get(label), noises[1].get(label)))
         for label in new
     ]
-    return judge(means, 0.03)
+    return judge([Hypothesis(mean=mean) for mean in means], 0.03)
 
 
 def holds(mean: Mean) -> bool:

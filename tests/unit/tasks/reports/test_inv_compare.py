@@ -45,6 +45,16 @@ def test_runs_as_fast_as_each_other_pass_and_the_table_fits_80_columns(project, 
 
 
 @pytest.mark.usefixtures("project")
+def test_programs_get_one_object_and_the_exit_code(capsys):
+    with pytest.raises(TaskFailed):
+        compare(Context(), "a", "c", json=True)
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert (document["kind"], document["after"], document["exit_code"]) == ("comparison", ["c"], 1)
+    assert "slower" in output.err
+
+
+@pytest.mark.usefixtures("project")
 def test_a_full_disk_is_a_retryable_error(monkeypatch):
     monkeypatch.setattr("tasks.reports.compare.write_atomic", full_disk)
     with pytest.raises(RetryableError, match=r"compare\.json: cannot be written: No space left on device; ") as ended:
@@ -53,13 +63,24 @@ def test_a_full_disk_is_a_retryable_error(monkeypatch):
 
 
 @pytest.mark.usefixtures("project")
-def test_a_slower_run_fails_with_1_names_the_worst_and_programs_get_one_object(capsys):
+def test_a_slower_run_fails_with_1_and_names_the_worst(capsys):
     with pytest.raises(TaskFailed) as failed:
-        compare(Context(), "a", "c", json=True)
+        compare(Context(), "a", "c")
     assert failed.value.exit_code == 1
     assert re.match(r"2 of 4 .* 1 %, most optimized: ", str(failed.value))
-    document = json.loads(capsys.readouterr().out)
-    assert (document["kind"], document["after"], document["exit_code"]) == ("comparison", ["c"], 1)
+    assert "slower" in capsys.readouterr().out
+
+
+def test_the_other_runs_in_the_folder_show_the_effect_of_the_day(project):
+    for name, speed in (("d", 0.16), ("e", 0.15), ("f", 0.165)):
+        record = synthetic.record(run_id=name)
+        speeds = {"baseline": 0.16, "optimized": speed}
+        synthetic.write_run(project.root / "results" / name, record, speeds=speeds, exact=True)
+    compare(Context(), "a", "b")
+    rows = json.loads((project.root / "results/b/report/compare.json").read_text())["rows"]
+    days = {row["configuration"]: row["day_percent"] for row in rows}
+    assert days["baseline"] < 0.1  # five runs as fast as each other
+    assert days["optimized"] > 50.0  # one of them, c, took twice the time
 
 
 def test_an_uncollected_run_must_be_collected_before_differences_are_allowed(project):
