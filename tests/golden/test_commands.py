@@ -64,7 +64,7 @@ def test_the_commands_for_a_pod_are_the_golden_ones(monkeypatch: pytest.MonkeyPa
         executed.append(argv)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("remote.hosts.pods.pod_index.run_program", run_program)
+    monkeypatch.setattr("remote.hosts.pods.kubectl.run_program", run_program)
     kubectl = Kubectl(namespace="qlora-fleet", context="it's mine", kubeconfig="/home/me/.kube/config")
     pods = PodIndex(kubectl, "app.kubernetes.io/name=bench,app.kubernetes.io/component=worker")
     with pytest.raises(KeyboardInterrupt):
