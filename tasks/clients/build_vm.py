@@ -102,7 +102,7 @@ def _from_job_error(error: JobFailed, retry_command: str) -> TaskFailed:
 
 def print_job_line(elapsed_sec: float, stage: str, text: str) -> None:
     """Print a line of a job's log."""
-    # Escape line breaks, which could forge a line of this log. No bracket: a terminal's stream does not wrap JSON.
+    # Escape line breaks, which could forge a line of this log.
     print(f"{elapsed_sec:8.1f} s {escape_controls(stage):<12.12} {escape_controls(text)}", flush=True)
 
 

@@ -54,13 +54,11 @@ class TenancyApi:
         return self._call(action, permission, method, *arguments, **options).data
 
     def list_all(self, action: str, permission: str, method: Method, *arguments: Any, **options: Any) -> list[Any]:
-        """Return all models of a list, page by page."""
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            """Read a page. Its errors are a task's, which pagination does not retry again."""
-            return self._call(action, permission, method, *arguments, **options)
-
-        models: list[Any] = list_call_get_all_results(call, *arguments, **options).data
+        """Return all models of a list, page by page. A page's errors are a task's, which pagination does not retry."""
+        pages = list_call_get_all_results(
+            lambda *keys, **options: self._call(action, permission, method, *keys, **options), *arguments, **options
+        )
+        models: list[Any] = pages.data
         return models
 
     def get_bytes(self, action: str, permission: str, method: Method, *arguments: Any, **options: Any) -> bytes:
