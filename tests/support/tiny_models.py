@@ -3,6 +3,7 @@
 `CHANGES` has what a type needs besides, so that one forward pass of its random weights works.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -73,9 +74,25 @@ def types(modules: torch_stack.Stack) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
+def text_types(modules: torch_stack.Stack) -> list[str]:
+    """List the types without those whose text model is another type."""
+    listed, found = types(modules), []
+    for name in listed:
+        with contextlib.suppress(Exception):  # each type has its own; it has no tiny model
+            text = default_config(modules, name).model_type
+            if text == name or text not in listed:
+                found.append(name)
+    return found
+
+
+def default_config(modules: torch_stack.Stack, model_type: str) -> Any:
+    """Return the default config of the type's text model."""
+    return modules.transformers.AutoConfig.for_model(model_type).get_text_config()
+
+
 def tiny_config(modules: torch_stack.Stack, model_type: str, **changes: Any) -> Any:
     """Make a small config of the type's text model."""
-    default = modules.transformers.AutoConfig.for_model(model_type).get_text_config()
+    default = default_config(modules, model_type)
     sizes = dict(_sizes(default))
     return type(default)(**{**sizes, **CHANGES.get(model_type, {}), **changes})
 

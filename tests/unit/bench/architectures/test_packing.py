@@ -16,11 +16,13 @@ from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.training_set import RowCollator, TrainingSet
 from bench.workloads.ranks.process import RankGroup
 from tests.support import tiny_models
+from tests.support.thorough import THOROUGH
 
 pytestmark = pytest.mark.slow
 LENGTHS = (37, 11, 64, 23, 5, 40, 64, 30)
 MAX_SEQ_LEN, ROW_TOKENS = 64, 192
-AT_LEAST = 155  # types of transformers 5.17 with a tiny model
+AT_LEAST = 145  # types of transformers 5.17 with a tiny model
+SLOW = {"kimi_linear"}  # a recurrence of five seconds
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0, eos_token_id=2)
 
 
@@ -81,7 +83,7 @@ def error(modules: Any, model_type: str, separation: Separation | None = None, *
 
 def test_each_sample_has_its_single_loss(modules):
     errors = {}
-    for name in tiny_models.types(modules):
+    for name in set(tiny_models.text_types(modules)) - (set() if THOROUGH else SLOW):
         with contextlib.suppress(tiny_models.NoTinyModel):
             errors[name] = error(modules, name)
     assert {name: value for name, value in errors.items() if value > 1e-4} == {}

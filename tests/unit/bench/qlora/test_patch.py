@@ -88,11 +88,10 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("model_type", ["llama", "mistral"])
-def test_loss_and_gradients_are_the_plain_models(make_model, model_type, batch):
-    expected = loss_and_gradients(make_model(model_type), **BATCHES[batch]())
+def test_loss_and_gradients_are_the_plain_models(make_model, batch):
+    expected = loss_and_gradients(make_model(), **BATCHES[batch]())
     assert len(expected[1]) == 2 * 3 * len(ALL_LINEAR)
-    assert_equal(loss_and_gradients(patch(make_model(model_type)), **BATCHES[batch]()), expected)
+    assert_equal(loss_and_gradients(patch(make_model()), **BATCHES[batch]()), expected)
 
 
 def test_rows_packed_by_transformers(modules, make_model):
