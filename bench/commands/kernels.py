@@ -54,25 +54,27 @@ def compile_kernels(models: Sequence[Path], architectures: Sequence[str], out: P
             for model in models:
                 (trial,) = choose(suite("quick", "gpu", str(model), "none"), ("train",))
                 if unsupported_model(read_config(model), trial.max_seq_len) is None:
-                    for variant in _variants(trial):
-                        _run(stack, variant)
-                    _update()
+                    for variant in variants(trial):
+                        run_steps(stack, variant)
+                    update_adapters()
         kernels += compiled
     ahead.build_launchers(kernels)
     return len({kernel.hash for kernel in kernels})
 
 
-def _variants(trial: Trial) -> Iterator[Trial]:
+def variants(trial: Trial, **changes: Any) -> Iterator[Trial]:
+    """Yield the trials whose steps have all kernels of a training, with further changes of each."""
     for matmul_type in ("bf16", "int8"):
         for longest in sorted({min(SHORT_TOKENS, trial.max_seq_len), trial.max_seq_len}):
             for recompute in (False, True):
                 yield dataclasses.replace(
                     trial, recipe="fast", matmul=matmul_type, max_seq_len=longest, gradient_checkpointing=recompute,
                     checkpoint_every=1, held_layers=LAYERS - 1, offload_checkpoints=False,
+                    **changes,
                 )  # fmt: skip
 
 
-def _run(stack: Stack, trial: Trial) -> None:
+def run_steps(stack: Stack, trial: Trial) -> None:
     """Run a packed row forward and backward, and an evaluation."""
     base = _base(stack, Path(trial.model))
     peft_model = add_lora(stack, trial, base)
@@ -117,7 +119,7 @@ def _quantized(height: int, width: int) -> Any:
     return weight
 
 
-def _update() -> None:
+def update_adapters() -> None:
     """Run the optimizer's kernel."""
     moments = adamw8.Moments(
         codes_m=_meta(1024, dtype=torch.uint8), codes_v=_meta(1024, dtype=torch.uint8), max_m=_meta(4), max_v=_meta(4)

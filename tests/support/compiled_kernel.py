@@ -37,11 +37,12 @@ class CompiledLaunch:
 
 @contextlib.contextmanager
 def recorded_launches(capability: int) -> Iterator[list[CompiledLaunch]]:
-    """Compile each launch of the block for this compute capability, 86 or 90; append them to the list at its end."""
+    """Compile the launches of the block for this compute capability, 86 or 90; append different ones at its end."""
     launches: list[CompiledLaunch] = []
     with ahead.compiling_for(f"{capability // 10}.{capability % 10}") as kernels:
         yield launches
-    launches += [_compiled_launch(kernel.src.fn.__name__, kernel, capability) for kernel in kernels]
+    different = {kernel.hash: kernel for kernel in kernels}.values()
+    launches += [_compiled_launch(kernel.src.fn.__name__, kernel, capability) for kernel in different]
 
 
 def _compiled_launch(name: str, made: Any, capability: int) -> CompiledLaunch:
