@@ -76,13 +76,13 @@ def types(modules: torch_stack.Stack) -> tuple[str, ...]:
 
 def text_types(modules: torch_stack.Stack) -> list[str]:
     """List the types without those whose text model is another type."""
-    listed, found = types(modules), []
+    listed, names = types(modules), list[str]()
     for name in listed:
         with contextlib.suppress(Exception):  # each type has its own; it has no tiny model
             text = default_config(modules, name).model_type
             if text == name or text not in listed:
-                found.append(name)
-    return found
+                names.append(name)
+    return names
 
 
 def default_config(modules: torch_stack.Stack, model_type: str) -> Any:
