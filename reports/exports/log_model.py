@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from bench.records.checksummed import ResultError
 from bench.records.paths import RUN_FILE
@@ -20,6 +19,7 @@ from bench.records.training import Evaluation, TrainedSteps
 from bench.records.trial import Trial
 from reports.read.loaded_run import ReportError
 from reports.read.run_folder import load
+from reports.read.worker_fingerprints import flatten
 from reports.training import training_facts
 
 _TEMPLATE_SETTING = "training.data.chat_template"
@@ -146,18 +146,8 @@ def _flatten_settings(trial: Trial) -> dict[str, Setting]:
 
     Other tools limit a value's length, so a chat template has its sha256 in its place.
     """
-    settings: dict[str, Setting] = {}
-
-    def add(prefix: str, table: Mapping[str, Any]) -> None:
-        for name, value in table.items():
-            if isinstance(value, Mapping):
-                add(f"{prefix}{name}.", value)
-            elif isinstance(value, list):
-                settings[f"{prefix}{name}"] = ", ".join(map(str, value))
-            elif value is not None:
-                settings[f"{prefix}{name}"] = value
-
-    add("", trial.to_json())
+    flat = flatten(trial.to_json())
+    settings = {name: value for name, value in flat.items() if value is not None}
     if (template := settings.pop(_TEMPLATE_SETTING, None)) is not None:
         settings[f"{_TEMPLATE_SETTING}_sha256"] = hashlib.sha256(str(template).encode()).hexdigest()
     return settings

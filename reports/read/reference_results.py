@@ -5,13 +5,13 @@ another model the numbers mean something else.
 """
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from bench.records import schema
 from reports.read.loaded_run import Run
 
 _FILE = Path(__file__).parents[1] / "published.yaml"
@@ -52,8 +52,8 @@ class PublishedScaling:
     """A published scaling record: samples per second of all GPUs, and percent of linear, by number of GPUs."""
 
     name: str
-    samples_per_sec: Mapping[int, float]
-    efficiency_percent: Mapping[int, float]
+    samples_per_sec: dict[int, float]
+    efficiency_percent: dict[int, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +64,11 @@ class PublishedResults:
     model_parameters: int
     training: tuple[PublishedTraining, ...]
     factors: tuple[Factor, ...]
-    hardware: Mapping[str, float]
-    loading: Mapping[str, Mapping[str, float]]
-    inference: Mapping[str, Mapping[int, float]]
+    hardware: dict[str, float]
+    loading: dict[str, dict[str, float]]
+    inference: dict[str, dict[int, float]]
     scaling: tuple[PublishedScaling, ...]
-    cost_10000_samples: Mapping[str, Any]
+    cost_10000_samples: dict[str, Any]
 
     def find_training(self, trial: Any) -> PublishedTraining | None:
         """Return the published configuration that a trial repeats, or None."""
@@ -83,13 +83,7 @@ class PublishedResults:
 @functools.cache
 def read() -> PublishedResults:
     """Read published.yaml."""
-    document: dict[str, Any] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    document["training"] = tuple(
-        PublishedTraining(**(row | {"samples_per_sec": tuple(row["samples_per_sec"])})) for row in document["training"]
-    )
-    document["factors"] = tuple(Factor(**row) for row in document["factors"])
-    document["scaling"] = tuple(PublishedScaling(**row) for row in document["scaling"])
-    return PublishedResults(**document)
+    return schema.from_json(PublishedResults, yaml.safe_load(_FILE.read_text(encoding="utf-8")))
 
 
 def matching_results(run: Run) -> PublishedResults | None:

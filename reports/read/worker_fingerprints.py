@@ -68,7 +68,7 @@ def describe_hosts(record: RunRecord, results: Iterable[TrialResult]) -> Hosts:
     all_devices = dict.fromkeys(device(result.fingerprint) for result in known)
     # A trial that was stopped early has not detected its device.
     devices = tuple(name for name in all_devices if name != UNKNOWN_DEVICE) or tuple(all_devices)
-    common, differences = _compare([(result, flatten(result.fingerprint)) for result in known])
+    common, differences = _compare([(result, _texts(result.fingerprint)) for result in known])
     return Hosts(
         devices=devices,
         device=" and ".join(devices) or UNKNOWN_DEVICE,
@@ -78,17 +78,18 @@ def describe_hosts(record: RunRecord, results: Iterable[TrialResult]) -> Hosts:
     )
 
 
-def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Flatten nested JSON to `outer.inner` -> text; None becomes "none", empty objects are left out."""
-    flat: dict[str, str] = {}
+def _texts(fingerprint: Mapping[str, Any]) -> dict[str, str]:
+    return {key: "none" if value in (None, "") else str(value) for key, value in flatten(fingerprint).items()}
+
+
+def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested JSON to `outer.inner` -> value; a list becomes text, empty objects are left out."""
+    flat: dict[str, Any] = {}
     for key, value in document.items():
-        name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            flat |= flatten(value, f"{name}.")
-        elif isinstance(value, (list, tuple)):
-            flat[name] = ", ".join(str(item) for item in value) or "none"
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
-            flat[name] = "none" if value is None else str(value)
+            flat[f"{prefix}{key}"] = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
     return flat
 
 

@@ -9,7 +9,7 @@ shape (processes, steps).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -70,8 +70,9 @@ class ProcessSteps:
             raise ValueError(f"process {self.process}: its steps hold no sample or no useful token")
 
 
-def describe(processes: Sequence[ProcessSteps]) -> list[Process]:
+def describe(processes: Iterable[ProcessSteps]) -> list[Process]:
     """Describe every process, in the given order; processes of equal length are computed together."""
+    processes = list(processes)
     by_length: dict[int, list[int]] = {}
     for index, process in enumerate(processes):
         by_length.setdefault(len(process.step_time_sec), []).append(index)

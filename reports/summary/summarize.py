@@ -2,11 +2,9 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-import pandas as pd
 
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
@@ -14,8 +12,9 @@ from bench.records.status import ReasonCode, TrialStatus
 from reports import formatting
 from reports.read import worker_fingerprints
 from reports.read.loaded_run import Configuration, Run
-from reports.statistics import per_config, per_process
-from reports.statistics.types import MeasuredRate, Process, Ratio
+from reports.statistics import per_config
+from reports.statistics.per_process import ProcessSteps, describe
+from reports.statistics.types import MeasuredRate, Ratio
 from reports.summary import cost, tables, warnings
 from reports.summary.cost import FINE_TUNING_GPUS, ScalingCost, assumed_scaling
 from reports.summary.prices import Pricing, select_prices
@@ -33,7 +32,7 @@ _SAME_FIELDS = (
 def measure_speedups(
     results: Iterable[TrialResult], label_of: Mapping[str, str], single_worker_rates: Mapping[tuple[object, ...], float]
 ) -> dict[tuple[object, ...], dict[int, ScalingCost]]:
-    """Map each configuration key to its speed-ups; `single_worker_rates` has one worker's samples per second."""
+    """Map each configuration key to its speed-ups, at most linear; `single_worker_rates` has samples per second."""
     rates: dict[tuple[tuple[object, ...], int, str], list[float]] = {}
     for result in results:
         if result.status is not TrialStatus.SUCCEEDED or not result.trial.workload.measures_scaling:
@@ -50,16 +49,13 @@ def measure_speedups(
     speedups: dict[tuple[object, ...], dict[int, ScalingCost]] = {}
     for (key, gpus, label), rate in medians.items():
         if gpus > 1 and key in singles:
-            speedups.setdefault(key, {})[gpus] = _measured_scaling(gpus, rate / singles[key], label)
+            speedup, source = rate / singles[key], f"measured: {label}"
+            if speedup > gpus:
+                source += f"; {formatting.number(speedup, 2)} times one GPU is above linear, so it is priced as {gpus}"
+            speedups.setdefault(key, {})[gpus] = ScalingCost(
+                gpus=gpus, speedup=min(speedup, float(gpus)), is_measured=True, source=source, label=label
+            )
     return speedups
-
-
-def _measured_scaling(gpus: int, speedup: float, label: str) -> ScalingCost:
-    """Return a measured speed-up; one above linear is priced as linear."""
-    source = f"measured: {label}"
-    if speedup > gpus:
-        source += f"; {formatting.number(speedup, 2)} times one GPU is above linear, so it is priced as {gpus}"
-    return ScalingCost(gpus=gpus, speedup=min(speedup, float(gpus)), is_measured=True, source=source, label=label)
 
 
 def scalings(
@@ -103,14 +99,25 @@ def summarize(run: Run, pricing: Pricing | None = None) -> Summary:
     hosts = worker_fingerprints.describe_hosts(run.record, run.results)
     pricing = pricing or Pricing()
     priced = select_prices(pricing, hosts.devices)
-    trained = tuple(configuration for configuration in run.configurations if configuration.workload.is_compared)
-    measured = _measure_all(run, trained)
-    baseline = _baseline(trained)
-    over_workers = _aggregate_workers(run.trials)
-    speedups = _measure_speedups(run, trained, measured)
-    succeeded = _succeeded_by_label(run)
-    ends = Counter((run.label_of[result.trial_id], result.status) for result in run.results)
+    results: dict[str, list[TrialResult]] = {configuration.label: [] for configuration in run.configurations}
+    for result in run.results:
+        results[run.label_of[result.trial_id]].append(result)
+    succeeded = {
+        label: [result for result in own if result.status is TrialStatus.SUCCEEDED] for label, own in results.items()
+    }
     missing = Counter(trial.configuration for trial in run.missing)
+    trained = [configuration for configuration in run.configurations if configuration.workload.is_compared]
+    labels = [configuration.label for configuration in trained]
+    measured = per_config.combine_all(
+        {label: describe(map(ProcessSteps.from_result, succeeded[label])) for label in labels if succeeded[label]}
+    )
+    singles = {
+        configuration_key(configuration.planned[0]): measured[configuration.label].steady_samples_per_sec.value
+        for configuration in trained
+        if configuration.label in measured
+    }
+    speedups = measure_speedups(run.results, run.label_of, singles)
+    baseline = BASELINE if BASELINE in labels else next(iter(labels), "")
 
     def against_baseline(label: str, amount: str) -> Ratio | None:
         row, base = measured.get(label), None if label == baseline else measured.get(baseline)
@@ -120,27 +127,32 @@ def summarize(run: Run, pricing: Pricing | None = None) -> Summary:
 
     rows = tuple(
         ConfigurationRow(
-            label=configuration.label,
+            **_common(configuration, results[configuration.label], missing),
+            **_over_workers(succeeded[configuration.label]),
             trial=configuration.planned[0].trial,
             is_baseline=configuration.label == baseline,
-            planned=len(configuration.planned),
-            ends={end: amount for end in TrialStatus if (amount := ends[configuration.label, end])},
-            missing=missing[configuration.label],
             measured=measured.get(configuration.label),
             samples_ratio=against_baseline(configuration.label, "samples"),
             useful_tokens_ratio=against_baseline(configuration.label, "useful_tokens"),
             costs=_costs(
-                configuration,
                 measured.get(configuration.label),
                 priced,
-                speedups,
-                succeeded.get(configuration.label, []),
+                scalings(configuration_key(configuration.planned[0]), speedups),
+                cost.startup_sec(succeeded[configuration.label]),
             ),
-            **{name: over_workers.get(configuration.label, {}).get(name) for name in (*_MEDIANS, *_LARGEST)},
         )
         for configuration in trained
     )
-    others = _summarize_others(run, ends, missing)
+    others = tuple(
+        OtherConfiguration(
+            **_common(configuration, results[configuration.label], missing),
+            kind=configuration.workload.name,
+            reason=configuration.planned[0].trial.reason,
+            n_measurements=sum(len(result.measurements) for result in results[configuration.label]),
+        )
+        for configuration in run.configurations
+        if not configuration.workload.is_compared
+    )
     return Summary(
         record=run.record,
         rows=rows,
@@ -160,91 +172,35 @@ def summarize(run: Run, pricing: Pricing | None = None) -> Summary:
     )
 
 
-def _measure_speedups(
-    run: Run, trained: tuple[Configuration, ...], measured: dict[str, MeasuredRate]
-) -> dict[tuple[object, ...], dict[int, ScalingCost]]:
-    """Map each configuration key to its speed-ups over one worker."""
-    rates = {
-        configuration_key(configuration.planned[0]): measured[configuration.label].steady_samples_per_sec.value
-        for configuration in trained
-        if configuration.label in measured
-    }
-    return measure_speedups(run.results, run.label_of, rates)
-
-
-def _succeeded_by_label(run: Run) -> dict[str, list[TrialResult]]:
-    succeeded: dict[str, list[TrialResult]] = {}
-    for result in run.results:
-        if result.status is TrialStatus.SUCCEEDED:
-            succeeded.setdefault(run.label_of[result.trial_id], []).append(result)
-    return succeeded
-
-
-def _summarize_others(
-    run: Run, ends: Counter[tuple[str, TrialStatus]], missing: Counter[str]
-) -> tuple[OtherConfiguration, ...]:
-    """Summarize the configurations that are not compared with the baseline."""
-    n_measurements = Counter(run.measurements["configuration"])
-    return tuple(
-        OtherConfiguration(
-            label=configuration.label,
-            kind=configuration.workload.name,
-            reason=configuration.planned[0].trial.reason,
-            planned=len(configuration.planned),
-            ends={end: amount for end in TrialStatus if (amount := ends[configuration.label, end])},
-            missing=missing[configuration.label],
-            n_measurements=n_measurements[configuration.label],
-        )
-        for configuration in run.configurations
-        if not configuration.workload.is_compared
-    )
-
-
-def _baseline(trained: tuple[Configuration, ...]) -> str:
-    """Return the configuration called baseline, else the plan's first."""
-    labels = [configuration.label for configuration in trained]
-    return BASELINE if BASELINE in labels else labels[0] if labels else ""
-
-
-def _measure_all(run: Run, trained: tuple[Configuration, ...]) -> dict[str, MeasuredRate]:
-    """Map each configuration to the rates of its successful trials. Each trial counts as a process."""
-    labels = {configuration.label for configuration in trained}
-    usable = [
-        result
-        for result in run.results
-        if result.status is TrialStatus.SUCCEEDED and run.label_of[result.trial_id] in labels
-    ]
-    described: dict[str, list[Process]] = {}
-    steps = [per_process.ProcessSteps.from_result(result) for result in usable]
-    for trial, process in zip(usable, per_process.describe(steps), strict=True):
-        described.setdefault(run.label_of[trial.trial_id], []).append(process)
-    return per_config.combine_all(described)
-
-
-def _aggregate_workers(trials: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Map configuration -> column -> median (loss, load time) or maximum (memory) of its successful trials."""
-    succeeded = trials[trials["status"] == TrialStatus.SUCCEEDED.value].groupby("configuration", sort=False)
-    medians = succeeded[list(_MEDIANS)].median()
-    maxima = succeeded[list(_LARGEST)].max()
+def _common(configuration: Configuration, results: Iterable[TrialResult], missing: Counter[str]) -> dict[str, Any]:
+    """Return what rows of all workloads have."""
+    ends = Counter(result.status for result in results)
     return {
-        str(label): {str(name): value for name, value in row.items() if pd.notna(value)}
-        for label, row in medians.join(maxima).to_dict(orient="index").items()
+        "label": configuration.label,
+        "planned": len(configuration.planned),
+        "ends": {end: ends[end] for end in TrialStatus if ends[end]},
+        "missing": missing[configuration.label],
     }
 
 
 def _costs(
-    configuration: Configuration,
-    measured: MeasuredRate | None,
-    priced: tuple[cost.Price, ...],
-    speedups: Mapping[tuple[object, ...], Mapping[int, ScalingCost]],
-    succeeded: list[TrialResult],
+    rate: MeasuredRate | None, prices: Sequence[cost.Price], plans: Sequence[ScalingCost], startup: float | None
 ) -> tuple[cost.Cost, ...]:
-    if measured is None or not priced:
+    if rate is None:
         return ()
-    plans = scalings(configuration_key(configuration.planned[0]), speedups)
-    startup = cost.startup_sec(succeeded)
-    rates = (measured.elapsed_samples_per_sec, measured.elapsed_useful_tokens_per_sec)
-    return tuple(cost.cost(*rates, price, scalings=plans, startup_sec=startup) for price in priced)
+    rates = (rate.elapsed_samples_per_sec, rate.elapsed_useful_tokens_per_sec)
+    return tuple(cost.cost(*rates, price, scalings=plans, startup_sec=startup) for price in prices)
+
+
+def _over_workers(succeeded: Iterable[TrialResult]) -> dict[str, Any]:
+    """Return medians (losses, load time) and maxima (memory) of successful trials; None where nothing is known."""
+    metrics = [result.metrics for result in succeeded if result.metrics is not None]
+    known = {
+        name: [value for each in metrics if (value := getattr(each, name)) is not None]
+        for name in (*_MEDIANS, *_LARGEST)
+    }
+    medians = {name: statistics.median(known[name]) if known[name] else None for name in _MEDIANS}
+    return medians | {name: max(known[name], default=None) for name in _LARGEST}
 
 
 def _failures(run: Run) -> tuple[Failure, ...]:

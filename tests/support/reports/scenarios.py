@@ -58,9 +58,8 @@ class Scenario:
 
     `processes` is the spread of processes of one configuration on one worker, `worker_spread` that of workers, `shift`
     that of whole runs. `modes` is the slowdown in the lower of two clock states (0: one state), `throttled` that of one
-    worker in eight (rounded up). `noisier` is the factor of the second configuration's `processes`. `slow` is the share
-    of slow steps, `slow_second` that of the second configuration's. `drift` is one of DRIFTS, over trials in the order
-    of `plan_trials`.
+    worker in eight (rounded up). `slow` is the share of slow steps, `slow_second` that of the second
+    configuration's. `drift` is one of DRIFTS, over trials in the order of `plan_trials`.
     """
 
     suite: str = "quick"
@@ -72,7 +71,6 @@ class Scenario:
     shift: float = 0.0
     modes: float = 0.0
     throttled: float = 0.0
-    noisier: float = 1.0
     jitter: float = 0.004
     slow: float = 0.06
     slow_second: float | None = None
@@ -157,7 +155,6 @@ class Scenario:
         kinds, count = len(slower), len(self.plan.planned)
         shape = (kinds, self.workers, self.repeats)
         process_offsets = random.standard_t(5, shape) * self.processes / np.sqrt(5.0 / 3.0)
-        process_offsets[1:2] *= self.noisier
         centers = process_offsets + slower[:, None, None] + speeds[None, :, None] + random.normal(0.0, self.shift)
         if self.throttled:
             throttled = random.permutation(self.workers)[: -(-self.workers // 8)]

@@ -51,16 +51,6 @@ def test_a_hostile_file_is_rejected_by_name_and_the_rest_is_reported(folder, cas
     assert all(case.startswith((name, "(")) for name in files)
 
 
-@pytest.mark.parametrize(("damage", "file_type"), [("a FIFO", "a pipe"), ("a folder", "a folder")])
-def test_a_ledger_that_is_not_a_file_is_rejected_by_name_and_the_rest_is_reported(folder, damage, file_type):
-    hostile.DAMAGE[damage](folder / "ledger.jsonl")
-    run = load(folder)
-    (rejected,) = run.rejected
-    assert rejected.file == "ledger.jsonl"
-    assert file_type in rejected.reason
-    assert (len(run.results), run.missing) == (len(run.record.planned), ())
-
-
 def test_a_folder_name_that_is_not_utf8_is_shown_with_escapes(folder):
     os.mkdir(os.fsencode(folder / "trials") + b"/caf\xe9")
     (rejected,) = load(folder).rejected
