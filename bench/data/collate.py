@@ -15,7 +15,6 @@ import random
 import signal
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,12 @@ def _samples(trial: Trial, conversations: Sequence[Conversation], tokenizer: Any
     order = list(range(len(conversations)))
     random.Random(trial.seed).shuffle(order)  # noqa: S311 - a reproducible order, not a secret
     skipped = BadLines(source=trial.data, policy="skip")
-    on_bad_line = partial(skipped.add, lines=len(order)) if trial.reading.bad_lines == "skip" else None
+
+    def skip(error: InputError) -> None:
+        skipped.add(error)
+        skipped.check(len(order))
+
+    on_bad_line = skip if trial.reading.bad_lines == "skip" else None
     builder = ExampleBuilder(tokenizer, trial.reading, max_seq_len=None, on_bad_line=on_bad_line)
     return (example.ids.tolist() for example in builder.build(conversations[index] for index in order))
 

@@ -124,13 +124,12 @@ def write_examples(
     """
     all_files = (*files, held_out) if held_out is not None else files
     bad_lines = _merge_bad_lines(spec, all_files)
-    lines = sum(file.lines for file in all_files) + bad_lines.count
     builder = ExampleBuilder(
         tokenizer,
         spec,
         max_seq_len=spec.max_seq_len,
         too_long=spec.too_long,
-        on_bad_line=lambda error: bad_lines.add(error, lines=lines),
+        on_bad_line=bad_lines.add,
     )
     findings, writer, tokens = builder.findings, ExampleWriter(file), Counter[str]()
     left_out = bad_lines.count
@@ -146,7 +145,7 @@ def write_examples(
                     tokens[example.file] += len(example.ids)
             left_out += len(without_example)
     training, validation = writer.finish()
-    bad_lines.check(lines)
+    bad_lines.check(sum(file.lines + file.bad_lines.count for file in all_files))
     findings.add_skipped(bad_lines)
     _check_counts(spec, findings, len(training), len(validation))
     facts = DatasetFacts(

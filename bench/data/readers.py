@@ -41,25 +41,20 @@ class BadLines:
     count: int = 0
     errors: list[InputError] = field(default_factory=list)
 
-    def add(self, error: InputError, *, lines: int | None = None) -> None:
-        """Add the error of a line; `lines` is the number of all lines, if it is known.
-
-        Raises InputError once the list is full or no more lines may be left out.
-        """
+    def add(self, error: InputError) -> None:
+        """Add the error of a line. Raises InputError once the list is full, unless lines may be left out."""
         self.count += 1
         if len(self.errors) < MAX_LISTED:
             self.errors.append(error)
         if self.policy != "skip" and self.count == MAX_LISTED:
             raise self._error(f"at least {MAX_LISTED}")
-        if lines is not None:
-            self.check(lines, is_final=False)
 
-    def check(self, lines: int, *, is_final: bool = True) -> None:
+    def check(self, lines: int) -> None:
         """Raise InputError if these lines, of `lines` in all, may not be left out."""
-        if self.policy != "skip" and self.count and is_final:
+        if self.policy != "skip" and self.count:
             raise self.errors[0] if self.count == 1 else self._error(str(self.count))
         if self.policy == "skip" and self.count > int(lines * MAX_SKIPPED_SHARE):
-            raise self._error(f"{self.count} of {lines}" if is_final else f"more than {self.count - 1} of {lines}")
+            raise self._error(f"{self.count} of {lines}")
 
     def places(self) -> list[str]:
         """Return a line for each listed error: file, line and reason."""

@@ -101,11 +101,10 @@ class GpuSampler:
         self._gpus, self._clock = gpus, clock
         self._listed_at = float("-inf")
         self._others: dict[int, str] = {}
-        self._earlier_processes: dict[int, frozenset[int]] = {}
         self._sees_host_pids = sees_host_pids()
 
     def read(self, tree: Sequence[int]) -> list[dict[str, Any]]:
-        """Return a row per GPU. The first call precedes the trial's use of the GPU: processes on it are foreign."""
+        """Return a row per GPU."""
         if self._clock() - self._listed_at >= PROCESS_LIST_INTERVAL_SEC:
             self._listed_at = self._clock()
             self._others = {gpu.index: self._other_processes(gpu, frozenset(tree)) for gpu in self._gpus}
@@ -124,15 +123,10 @@ class GpuSampler:
         on_it = gpu.processes()
         if on_it is None:
             return UNKNOWN
-        before = self._earlier_processes.setdefault(gpu.index, frozenset(on_it) - ours)
-        # In a container the library may report the host's pids, which do not match ours. Then only processes that were
-        # on the GPU before the trial are certainly foreign.
-        if self._sees_host_pids or not ours.isdisjoint(on_it):
-            others = {pid: held for pid, held in on_it.items() if pid not in ours}
-        else:
-            others = {pid: held for pid, held in on_it.items() if pid in before}
-            if not others:
-                return UNKNOWN
+        # In a container the library may report the host's pids, which do not match ours.
+        if not self._sees_host_pids and ours.isdisjoint(on_it):
+            return UNKNOWN
+        others = {pid: held for pid, held in on_it.items() if pid not in ours}
         return " ".join(f"{pid}:{held or 0}" for pid, held in sorted(others.items())) or NONE
 
 

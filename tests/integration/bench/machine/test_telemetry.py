@@ -105,7 +105,6 @@ def test_the_gpus_are_those_that_cuda_will_see(library, visible_devices, indices
         (True, [], [(101, GIB), (8, None)], ["none", "8:0"]),
         (False, [], [(100, GIB), (8, 6)], ["unknown", "8:6"]),  # our pid is among them, so both use the same numbering
         (False, [], [(4711, GIB)], ["unknown", "unknown"]),  # in a container: possibly our process under another pid
-        (False, [(7, 5)], [(7, 5), (4711, GIB)], ["7:5", "7:5"]),  # on the GPU before the trial: another process
     ],
 )
 def test_other_processes_are_named_or_unknown_never_guessed(
