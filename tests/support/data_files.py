@@ -13,7 +13,7 @@ import pyarrow
 from pyarrow import parquet
 
 ROWS: list[dict[str, Any]] = [
-    {"prompt": f"{n} + {n}?\n\"really\", é", "completion": f"{2 * n},\r\nyes", "id": str(n)} for n in range(300)
+    {"prompt": f"{n} + {n}?\n\"really\", é", "completion": f"{2 * n},\r\nyes", "id": str(n)} for n in range(120)
 ]  # fmt: skip
 CHATS = [{"messages": [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": f"{n}"}]} for n in "123"]
 HEADER = b"prompt,completion\n"
@@ -57,7 +57,7 @@ def as_zstd(content: bytes) -> bytes:
 
 
 SKIPPED_FRAME = b"\x50\x2a\x4d\x18\4\0\0\0meta"
-WRITERS: dict[str, Callable[[list[Any]], bytes | dict[str, bytes]]] = {
+WRITERS: dict[str, Callable[[list[Any]], bytes]] = {
     "d.jsonl": as_jsonl,
     "d.json": as_array,
     "marked.jsonl": lambda rows: codecs.BOM_UTF8 + as_jsonl(rows),
@@ -78,12 +78,6 @@ WRITERS: dict[str, Callable[[list[Any]], bytes | dict[str, bytes]]] = {
 }
 
 
-def write(path: Path, content: bytes | dict[str, bytes]) -> Path:
-    """Write a file, or a folder of files."""
-    if isinstance(content, dict):
-        path.mkdir()
-        for name, part in content.items():
-            (path / name).write_bytes(part)
-    else:
-        path.write_bytes(content)
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
     return path
