@@ -245,9 +245,6 @@ class Cluster:
         """Return True if an object of this kind and name exists. Its content is not requested."""
         return self._get_or_none(f"{self._path(kind)}/{name}", accept=_METADATA) is not None
 
-    def has_secret(self, name: str) -> bool:
-        return self.has_object(KINDS["Secret"], name)
-
     def secrets(self) -> list[dict[str, Any]]:
         """List names and labels of the fleet's Secrets. Their content is not requested."""
         items = self._get_items(self._path(KINDS["Secret"]), {"labelSelector": PART_OF}, accept=_METADATA_LIST)

@@ -56,7 +56,8 @@ def check_plan(
     needed = max((job_spec(item).get("parallelism", 1) for item in started if item["kind"] in WORKLOADS), default=0)
     if needed:
         _check_nodes(cluster, needed, placement, image, is_partial=is_partial)
-    if started and (controller := missing_controller(cluster, placement.overlay)):
+    group, controller = OVERLAY_CONTROLLERS.get(placement.overlay, ("", ""))
+    if started and controller and not cluster.has_api_group(group):
         raise NO_CONTROLLER.error(suffix=NOTHING_CHANGED, overlay=placement.overlay, controller=controller)
     for volume in (item for item in started if item["kind"] == "PersistentVolume"):
         try:
@@ -82,12 +83,6 @@ def _check_nodes(cluster: Cluster, needed: int, placement: PodPlacement, image: 
         print(f"nodes: room for only {available} of {needed} pods", flush=True)
     else:
         print(check_capacity(placement, needed, reports, f"; or pass --partial; {NOTHING_CHANGED}"), flush=True)
-
-
-def missing_controller(cluster: Cluster, overlay: str) -> str | None:
-    """Return the controller that the overlay needs and the cluster does not have, or None."""
-    group, name = OVERLAY_CONTROLLERS.get(overlay, ("", None))
-    return None if name is None or cluster.has_api_group(group) else name
 
 
 def missing_driver(cluster: Cluster, volume: Mapping[str, Any]) -> str | None:

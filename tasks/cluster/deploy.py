@@ -10,7 +10,7 @@ from invoke.context import Context
 
 from remote.cluster.labels import WORKLOADS, Object, is_owned
 from remote.cluster.manifests import JOB_PREFIX, WORKERS_OVERLAY, Image, ManifestValues, pull_secret, render
-from remote.cluster.namespace_client import Cluster
+from remote.cluster.namespace_client import KINDS, Cluster
 from remote.cluster.plan import Action, ClusterPlan, Verb, comparable, describe_change, is_being_deleted, plan
 from remote.cluster.settings import PodPlacement
 from remote.hosts.command import Secret
@@ -165,7 +165,7 @@ def _document(cluster_plan: ClusterPlan, image: Image | None = None) -> dict[str
 
 def _needs_secret(request: DeployRequest, cluster: Cluster) -> bool:
     name, user, image = request.placement.pull_secret, request.registry_user, request.values.image
-    if name is None or cluster.has_secret(name):
+    if name is None or cluster.has_object(KINDS["Secret"], name):
         return False
     if user is None:
         provider = registry_provider(image.registry)

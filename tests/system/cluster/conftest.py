@@ -20,6 +20,7 @@ import yaml
 from tests.support.forked import ForkServer
 from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
+from tests.support.pods import EVICTION_SCALE
 
 INV = Path(sys.executable).with_name("inv")
 PASSWORD = "p 4\"ss'w$ord`&"
@@ -31,7 +32,7 @@ NODES = [f"node-{number}" for number in range(4)]
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Provide a cluster of four nodes with one GPU each. Shared: a test undoes its changes of nodes and its faults."""
-    with Cluster(nodes=len(NODES)) as shared_cluster:
+    with Cluster(nodes=len(NODES), toleration_scale=EVICTION_SCALE) as shared_cluster:
         yield shared_cluster
 
 

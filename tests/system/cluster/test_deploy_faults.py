@@ -4,6 +4,8 @@ Real `inv`, kubectl and Python client. The responses of the tests' own cluster t
 """
 
 import json
+import re
+import shlex
 import threading
 
 from tasks.cli.lock import acquire_lock
@@ -209,3 +211,31 @@ def test_late_pods_end_a_deployment_with_the_command_that_continues_and_an_absen
     operator.cluster.faults.repair_pulls(operator.image)
     output, error = process.communicate(timeout=120)
     assert "2 of 2 pods are up" in output, error
+
+
+def phases(operator: Operator, index: int) -> dict[str, str]:
+    """Return the phase of each pod of a worker by its name, "going" for one that is being deleted."""
+    pods = [pod for pod in operator.objects("pods") if pod["metadata"]["name"].startswith(f"bench-{index}-")]
+    return {
+        pod["metadata"]["name"]: "going" if "deletionTimestamp" in pod["metadata"] else pod["status"]["phase"]
+        for pod in pods
+    }
+
+
+def test_the_worker_of_a_dead_node_is_replaced_and_its_pod_ended_by_the_printed_command(deployed: Operator) -> None:
+    cluster = deployed.cluster
+    ((name, _),) = phases(deployed, 0).items()
+    node = next(pod["spec"]["nodeName"] for pod in deployed.objects("pods") if pod["metadata"]["name"] == name)
+    cluster.faults.lose_node(node)
+    cluster.wait_until(lambda: sorted(phases(deployed, 0).values()) == ["Running", "going"], "the replacement")
+    assert phases(deployed, 0)[name] == "going", "it is listed until its node returns"
+    assert "2 of 2 pods are up" in deployed.inv("status")
+
+    (command,) = re.findall(r"`kubectl (taint [^`]+)`", deployed.inv("nodes"))
+    assert f" {node} " in command
+    cluster.output(*shlex.split(command))
+    cluster.wait_until(lambda: name not in phases(deployed, 0), "the old pod to go")
+    cluster.faults.restore_node(node)
+    (command,) = re.findall(r"kubectl (taint node \S+ \S+-)", deployed.inv("nodes"))
+    cluster.output(*shlex.split(command))
+    assert f"{len(NODES)} nodes qualify" in deployed.inv("nodes")

@@ -64,7 +64,7 @@ def test_list_prices_are_those_of_the_provider(context: Make) -> None:
     assert price_of(load(context()), devices) == price_of(load(context(text="cluster: {provider: oci}")), devices)
     assert price_of(load(context()), devices) is not None
     generic = load(context(text="cluster: {provider: generic}"))
-    assert pricing(generic).list_prices is None
+    assert pricing(generic).table is None
     assert price_of(generic, devices) is None
     own = "cluster: {provider: generic}\ncost: {price_usd_per_gpu_hour: 1.5, price_source: list}"
     price = price_of(load(context(text=own)), devices)
