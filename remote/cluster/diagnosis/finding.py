@@ -1,10 +1,11 @@
 """Finding: one problem with its subject, reason and remedy; rules for messages of Kubernetes; findings as lines."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Self
 
 import yaml
@@ -51,7 +52,14 @@ class Rule(NamedTuple):
     cause: str
     remedy: str
     problem: str = ""
-    may_pass: bool = False
+    patience_sec: float | None = SHORT_PATIENCE_SEC
+
+    def finding(self, reason: str, texts: Mapping[str, str] = MappingProxyType({})) -> Diagnosis:
+        """Return the finding with this reason; `texts` are the names in the remedy."""
+        return Diagnosis(self.cause, reason, self.remedy.format_map(texts), self.patience_sec)
+
+
+NO_RULE = Rule("", "", "")
 
 
 @cache
@@ -60,9 +68,9 @@ def _rules() -> dict[str, list[Rule]]:
     return {topic: [Rule(**fields) for fields in rules] for topic, rules in document.items()}
 
 
-def first_match(topic: str, text: str) -> Rule | None:
-    """Return the first rule of a topic of rules.yaml whose pattern occurs in the text."""
-    return next((rule for rule in _rules()[topic] if re.search(rule.pattern, text)), None)
+def first_match(topic: str, text: str) -> Rule:
+    """Return the first rule of a topic of rules.yaml whose pattern occurs in the text, or NO_RULE."""
+    return next((rule for rule in _rules()[topic] if re.search(rule.pattern, text)), NO_RULE)
 
 
 def group(findings: Iterable[Diagnosis]) -> list[Diagnosis]:

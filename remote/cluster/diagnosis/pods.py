@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from remote.cluster.diagnosis.finding import DEFAULT_PATIENCE_SEC, SHORT_PATIENCE_SEC, Diagnosis, Rule, first_match
+from remote.cluster.diagnosis.finding import SHORT_PATIENCE_SEC, Diagnosis, first_match
 from remote.cluster.diagnosis.node_health import out_of_service_command
 from remote.cluster.labels import (
     COMPONENT_LABEL,
@@ -41,10 +41,6 @@ MAX_BACK_OFF_SEC = 330.0
 _NODE_COUNT_AND_PROBLEM = re.compile(
     r"(\d+) (Insufficient [^\s,]*[^\s,.]|node\(s\) [^,]*?|Too many pods[^,]*?)(?=,|\. |\.$|$)"
 )
-_GPU = "nvidia.com/gpu"
-_PATIENCE_SEC = 60.0
-_SETTINGS = {"cpu": "cluster.cpu", "memory": "cluster.memory", "ephemeral-storage": "cluster.scratch"}
-_UNSCHEDULABLE = Rule("", "unschedulable", "see `inv nodes`")
 
 
 def explain_scheduling(message: str, provider: Provider = GENERIC) -> list[Diagnosis]:
@@ -60,26 +56,15 @@ def explain_scheduling(message: str, provider: Provider = GENERIC) -> list[Diagn
         ((int(count), problem.strip()) for count, problem in _NODE_COUNT_AND_PROBLEM.findall(head)),
         key=lambda part: -part[0],
     )
-    explanations = [_explain(count, problem, provider) for count, problem in parts]
-    if not explanations:  # a problem of the pod, on every node
-        rule = first_match("scheduling", head) or _UNSCHEDULABLE
-        explanations = [(rule.cause, head or "the scheduler has not found a node yet", rule.remedy)]
-    return [Diagnosis(*explanation, _PATIENCE_SEC) for explanation in explanations]
-
-
-def _explain(count: int, problem: str, provider: Provider) -> tuple[str, str, str]:
-    """Return (cause, reason, remedy)."""
-    nodes = f"{count} node{'s' if count != 1 else ''}"
-    if problem.startswith("Insufficient "):
-        resource = problem.removeprefix("Insufficient ")
-        if resource == _GPU:
-            return "no-gpu", f"no free {_GPU} on {nodes}", provider.texts["node-pool"]
-        if resource.endswith("/gpu"):
-            return "no-gpu", f"no {resource} on {nodes}", "check that its device plugin is installed: `inv nodes`"
-        remedy = f"lower {_SETTINGS[resource]}, or free the nodes" if resource in _SETTINGS else "free the nodes"
-        return f"no-{resource}", f"not enough {resource} on {nodes}", remedy
-    rule = first_match("scheduling", problem) or _UNSCHEDULABLE
-    return rule.cause, f"{nodes}: {problem.removeprefix('node(s) ')}", rule.remedy
+    if not parts:  # a problem of the pod, on every node
+        reason = head or "the scheduler has not found a node yet"
+        return [first_match("scheduling", head).finding(reason, provider.texts)]
+    return [
+        first_match("scheduling", problem).finding(
+            f"{count} node{'s' if count != 1 else ''}: {problem.removeprefix('node(s) ')}", provider.texts
+        )
+        for count, problem in parts
+    ]
 
 
 def events_of(target: Object, events: Iterable[Object]) -> list[Object]:
@@ -126,7 +111,7 @@ def training_end(pod: Object) -> str | None:
 
 def _training_end(pod: Object) -> list[Diagnosis]:
     """Find the end of a training that did not succeed; Kubernetes counts its pods as completed."""
-    end, run = training_end(pod), (pod["metadata"].get("annotations") or {}).get(RUN_ANNOTATION)
+    end, run = training_end(pod), _run_of(pod)
     if end is None or end.startswith("SUCCEEDED"):
         return []
     remedy = f"`inv collect --run={run}` fetches what it wrote, `inv train --resume={run}` goes on"
@@ -169,11 +154,13 @@ def _container_findings(
             messages = [message, *(event.get("message", "") for event in reversed(events))]
             return [_explain_pull(reason, messages, pod, provider)]
         if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
-            rule = first_match("container", message) or Rule("", "container-config", "see `kubectl describe pod`")
-            return [Diagnosis(rule.cause, f"{reason}: {message}", rule.remedy, SHORT_PATIENCE_SEC)]
+            return [first_match("container", message).finding(f"{reason}: {message}")]
     terminated = state.get("terminated")  # while it waits, the events have the cause
     if terminated and terminated.get("exitCode") != 0:
-        return [_crash(pod["metadata"]["name"], container, terminated)]
+        code, pod_name = terminated.get("exitCode"), pod["metadata"]["name"]
+        rule = first_match("exit", f"{terminated.get('reason') or '-'} {code} {terminated.get('message', '')}")
+        number = f" with exit {code}" if rule.cause == "crash" else ""
+        return [rule.finding(f"container {container['name']}{rule.problem}{number}", {"pod": pod_name})]
     return []
 
 
@@ -200,7 +187,7 @@ def _explain_pull(reason: str, messages: Sequence[str], pod: Object, provider: P
         return permanent("never-pull", f"{image} is not on the node, and the pod forbids pulling", remedy)
     text = "\n".join(message for message in messages if _is_about_pull(message))
     rule = first_match("pull", text)
-    if rule is None:
+    if not rule.cause:
         last = next((collapse_whitespace(message) for message in messages if message), reason)
         return Diagnosis("pull", f"{image}: {last}", "see `kubectl describe pod`")
     if rule.cause in ("unauthorized", "forbidden"):
@@ -216,75 +203,23 @@ def _explain_pull(reason: str, messages: Sequence[str], pod: Object, provider: P
     problem = "the registry has no image of this digest" if is_digest else rule.problem
     match = re.search(rule.pattern, text)
     names = match.groupdict().get("names") if match else None
-    return Diagnosis(
-        rule.cause,
-        f"{image}: {problem}" + (f" ({names})" if names else ""),
-        rule.remedy.format_map(texts),
-        DEFAULT_PATIENCE_SEC if rule.may_pass else SHORT_PATIENCE_SEC,
-    )
+    return rule.finding(f"{image}: {problem}" + (f" ({names})" if names else ""), texts)
 
 
 def _is_about_pull(message: str) -> bool:
     return any(sign in message for sign in ("pull", "resolve reference", "authorize", "layer", "copy"))
 
 
-_REPLACED = "a replacement starts on a free node: `inv nodes`"
-_POD_END_REASONS = {
-    "Evicted": ("evicted", "raise cluster.scratch or cluster.memory, or free the node's disk"),
-    "DeadlineExceeded": ("deadline", "its Job's deadline passed; raise activeDeadlineSeconds in the manifest"),
-    "Preempting": ("ended", "a pod of higher priority preempted it; wait, or set a priority for these pods"),
-    "NodeLost": ("ended", f"its node is gone; {_REPLACED}"),
-}
-
-
 def _ended_by_cluster(status: Object) -> Diagnosis:
     reason, message = status["reason"], collapse_whitespace(status.get("message", "")).rstrip(".")
-    cause, remedy = _POD_END_REASONS.get(reason, ("ended", _REPLACED))
-    return Diagnosis(cause, f"{reason}: {message}" if message else reason, remedy, None)
-
-
-def _crash(pod: str, container: Object, terminated: Object) -> Diagnosis:
-    code, message = terminated.get("exitCode"), terminated.get("message", "")
-    log = f"see `inv logs --pod {pod}`"
-    rows = (  # whether it applies, cause, reason, remedy; the first that applies
-        (
-            terminated.get("reason") == "OOMKilled",
-            "out-of-memory",
-            " was killed: it used more memory than its limit",
-            "raise cluster.memory (it includes /dev/shm, but not GPU memory)",
-        ),
-        (
-            "executable file not found" in message or code == 127,
-            "command-missing",
-            ": the image does not have its program",
-            "cluster.image must be an image that `inv build` made",
-        ),
-        (
-            "nvidia-container-cli: requirement error" in message,
-            "driver",
-            ": the node's NVIDIA driver is too old for the image's CUDA",
-            "use a newer GPU node image, or set image.base to one with an older CUDA",
-        ),
-        (
-            "exec format error" in message,
-            "wrong-architecture",
-            ": the image is for another processor",
-            "build it for the nodes' architecture (amd64)",
-        ),
-        (code == 143, "terminated", " got SIGTERM (143)", "wait for its replacement"),
-        (code == 137, "killed", " was killed (137)", f"{log}; 137 means out of memory, or deleted"),
-        (True, "crash", f" ended with exit {code}", log),
-    )
-    _, cause, reason, remedy = next(row for row in rows if row[0])
-    return Diagnosis(cause, f"container {container['name']}{reason}", remedy, SHORT_PATIENCE_SEC)
+    return first_match("ended", reason).finding(f"{reason}: {message}" if message else reason)
 
 
 def _mount_findings(events: Sequence[Object], provider: Provider) -> list[Diagnosis]:
     for event in reversed(events):
         message = collapse_whitespace(event.get("message", ""))
         if event.get("reason") in ("FailedMount", "FailedAttachVolume"):
-            rule = first_match("mount", message) or Rule("", "mount", "see `kubectl describe pod`")
-            return [Diagnosis(rule.cause, message, rule.remedy.format_map(provider.texts))]
+            return [first_match("mount", message).finding(message, provider.texts)]
         if event.get("reason") == "FailedCreatePodSandBox":
             part = "network plugin" if re.search(r"network for sandbox|cni|CNI", message) else "container runtime"
             return [Diagnosis("sandbox", message, f"the node's {part} fails: wait for it, or replace the node")]
@@ -295,15 +230,8 @@ def _silent_node_findings(pod: Object, events: Sequence[Object]) -> list[Diagnos
     if pod["status"].get("phase") != "Running" or all(event.get("reason") != "NodeNotReady" for event in events):
         return []
     node = pod["spec"].get("nodeName", "its node")
-    return [Diagnosis("node-not-ready", f"{node} does not answer", f"after 30 s {_REPLACED}")]
-
-
-_JOB_FAILURES = {
-    "BackoffLimitExceeded": "its pods failed more often than it allows",
-    "FailedIndexes": "some of its indexes failed",
-    "DeadlineExceeded": "its deadline passed",
-    "MaxFailedIndexesExceeded": "one of its pods failed more often than it allows",
-}
+    remedy = "after 30 s a replacement starts on a free node: `inv nodes`"
+    return [Diagnosis("node-not-ready", f"{node} does not answer", remedy)]
 
 
 def diagnose_job(job: Object, events: Iterable[Object]) -> list[Diagnosis]:
@@ -317,14 +245,9 @@ def _job_findings(job: Object, events: Sequence[Object]) -> list[Diagnosis]:
     spec, status = job.get("spec", {}), job.get("status", {})
     failed = _condition(status, "Failed")
     if failed is not None and failed["status"] == "True":
-        reason = failed.get("reason", "")
-        message = failed.get("message") or _JOB_FAILURES.get(reason, "it failed")
-        run = (job["metadata"].get("annotations") or {}).get(RUN_ANNOTATION)
-        restart_command = "inv deploy --force" if run is None else f"inv train --resume={run}"
-        remedy = f"see `inv logs` and `inv status`; restart it: `{restart_command}`"
-        return [
-            Diagnosis("deadline" if reason == "DeadlineExceeded" else "job-failed", message, remedy, SHORT_PATIENCE_SEC)
-        ]
+        rule, run = first_match("failed-job", failed.get("reason", "")), _run_of(job)
+        restart = "inv deploy --force" if run is None else f"inv train --resume={run}"
+        return [rule.finding(failed.get("message") or rule.problem, {"restart": restart})]
     if spec.get("suspend"):
         remedy = "see the queue (`kubectl get workloads`), or set its spec.suspend to false"
         return [Diagnosis("suspended", "is suspended, by a queue or a user", remedy, None)]
@@ -336,12 +259,9 @@ def _job_findings(job: Object, events: Sequence[Object]) -> list[Diagnosis]:
     if not messages or status.get("active", 0) >= spec.get("parallelism", 1):
         return []  # the refused pods exist now
     # The newest message that a rule matches: refusals are repeated after growing pauses, with varying messages.
-    message = next((message for message in messages if first_match("job", message)), messages[0])
+    message = next((message for message in messages if first_match("job", message).cause), messages[0])
     rule = first_match("job", message)
-    if rule is None:
-        return [Diagnosis("refused", message, "see `kubectl describe job`")]
-    patience_sec = 2 * SHORT_PATIENCE_SEC if rule.cause in ("quota", "service-account") else SHORT_PATIENCE_SEC
-    return [Diagnosis(rule.cause, message, rule.remedy, patience_sec)]
+    return [rule.finding(message) if rule.cause else Diagnosis("refused", message, "see `kubectl describe job`")]
 
 
 def diagnose_claim(claim: Object, events: Iterable[Object]) -> list[Diagnosis]:
@@ -351,13 +271,17 @@ def diagnose_claim(claim: Object, events: Iterable[Object]) -> list[Diagnosis]:
         return []
     for event in reversed(events_of(claim, events)):
         message = collapse_whitespace(event.get("message", ""))
-        if (rule := first_match("claim", message)) is not None:
-            patience_sec = None if rule.cause == "first-consumer" else 60.0
-            return [Diagnosis(rule.cause, message, rule.remedy, patience_sec, subject)]
+        if (rule := first_match("claim", message)).cause:
+            return [rule.finding(message).with_subject(subject)]
     if phase == "Lost":
         remedy = "delete the claim, then `inv deploy`"
         return [Diagnosis("volume-lost", "its volume is gone", remedy, subject=subject)]
     return []
+
+
+def _run_of(resource: Object) -> str | None:
+    run: str | None = (resource["metadata"].get("annotations") or {}).get(RUN_ANNOTATION)
+    return run
 
 
 def _condition(status: Object, kind: str) -> Object | None:
