@@ -1,8 +1,8 @@
 """Executor of a chain of tasks: validates the settings, then runs one task after the other.
 
-It differs from Invoke's executor in these ways: a flag with an empty value and a bad setting are rejected before the
-first task starts, a run named for one task is that of the next ones, `collect report` still runs after a bench with
-failed trials, and Ctrl-C exits with 130.
+It differs from Invoke's executor in these ways: a bad setting is rejected before the first task starts, a run named
+for one task is that of the next ones, `collect report` still runs after a bench with failed trials, and Ctrl-C exits
+with 130.
 """
 
 import errno
@@ -17,7 +17,6 @@ from invoke.executor import Executor
 
 from bench.records.atomic_files import DISK_ERRNOS
 from tasks.cli.log import log_command
-from tasks.cli.parser import refuse_empty_values
 from tasks.cli.signals import set_ctrl_c_handler
 from tasks.errors import Interrupted, SomeTrialsFailed, UsageError, disk_error
 from tasks.settings.layers import load
@@ -34,7 +33,6 @@ class ChainExecutor(Executor):
     """Executor that stops at the first error. Only after SomeTrialsFailed it continues, and then exits with 1."""
 
     def execute(self, *tasks: Any) -> Any:
-        refuse_empty_values(tasks)
         old_handler = signal.getsignal(signal.SIGINT)
         try:
             set_ctrl_c_handler(signal.default_int_handler)

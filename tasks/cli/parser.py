@@ -11,7 +11,6 @@ from invoke.parser.context import ParserContext
 from invoke.vendor.lexicon import Lexicon
 
 from tasks.cli.flags import load_target
-from tasks.errors import UsageError
 from tasks.settings.sources import env_name
 
 _HELP, _RUN_ID = "help", re.compile(r"\d{8}-\d{6}-|latest$")
@@ -21,22 +20,6 @@ def suggest(word: str, known: Iterable[str], otherwise: str = "`inv --list --all
     """Return the end of a message about an unknown word: the nearest known word, or `otherwise`."""
     near = difflib.get_close_matches(word.lower(), list(known), 1, 0.3 if len(word) == 2 else 0.6)
     return f"; did you mean {near[0]}?" if near else f"; {otherwise}"
-
-
-def refuse_empty_values(typed: Iterable[Any]) -> None:
-    """Raise UsageError for a blank flag or argument, which is usually an unset variable in a script.
-
-    Otherwise `--run=$UNSET` would select the newest run. `contexts` are Invoke's parser contexts.
-    """
-    for context in typed:
-        for argument in context.args.values():
-            values = argument.value if argument.kind is list else [argument.raw_value]
-            if any(isinstance(value, str) and not value.strip() for value in values or ()):
-                name = argument.name if argument.positional else f"--{argument.names[0]}"
-                raise UsageError(
-                    f"{context.name or 'inv'}: {name}: expected a value, found nothing",
-                    remedy="is a shell variable unset?",
-                )
 
 
 def patch_parser() -> None:
@@ -89,11 +72,22 @@ class PatchedParser(parser.ParseMachine):
             raise ParseError(f"{self._task}--{current.names[0]}: given twice; give it once", self.context)
 
     def see_value(self, value: Any) -> None:
+        name = self.flag.names[0] if self.flag else ""
+        self._refuse_blank(value, f"--{name}")
         try:
             super().see_value(value)
         except ValueError as error:
-            name = self.flag.names[0] if self.flag else ""
             raise ParseError(f"{self._task}--{name}: expected a whole number, found {value!r}", self.context) from error
+
+    def see_positional_arg(self, value: Any) -> None:
+        self._refuse_blank(value, self.context.missing_positional_args[0].name)
+        super().see_positional_arg(value)
+
+    def _refuse_blank(self, value: str, name: str | None) -> None:
+        """Raise ParseError for a blank value, an unset variable in a script: `--run=$UNSET` would be the newest run."""
+        if not value.strip():
+            problem = f"{self.context.name or 'inv'}: {name}: expected a value, found nothing"
+            raise ParseError(f"{problem}; is a shell variable unset?", self.context)
 
     def complete_context(self) -> None:
         missing = self.context.missing_positional_args if self.context else []

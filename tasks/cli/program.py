@@ -23,7 +23,7 @@ from tasks.cli import log
 from tasks.cli.command_result import JSON_FLAG, print_error_object
 from tasks.cli.flags import Command
 from tasks.cli.help import explain_command, list_commands
-from tasks.cli.parser import patch_parser, refuse_empty_values, suggest
+from tasks.cli.parser import patch_parser, suggest
 from tasks.cli.signals import exit_now, set_ctrl_c_handler, set_hangup_handler
 from tasks.cli.streams import guard_standard_streams
 from tasks.errors import Interrupted, UsageError
@@ -95,7 +95,6 @@ class _InvProgram(Program):
         """Run the steps of `Program.run`. Raises Exit, ParseError, KeyboardInterrupt and the errors of a task."""
         self.config = ProjectConfig()
         self.parse_core([argv[0], "--help", *argv[2:]] if argv[1:2] == ["help"] else list(argv))
-        refuse_empty_values(self.core)
         if self.args.help.value is True:  # Invoke would print its options and stop before it loads the tasks
             self.args.help._value = None
             self.core.unparsed.clear()
