@@ -73,7 +73,6 @@ def measure(record: Record, _inputs: Inputs, stops: StopSignals) -> None:
     record.steps_planned = len(scale.dtypes) * len(scale.sizes) + 3
     session = open_session(record, stops)
     chip = gpu_specs.lookup(record.fingerprint["gpu_name"])
-    record.fingerprint["chip_source"] = None if chip is None else chip.source
     record.log(f"published figures for comparison: {'unknown for this chip' if chip is None else chip.source}")
     with record.timed("measure"):
         for dtype in scale.dtypes:
@@ -214,7 +213,6 @@ def add_copies(
     chip: gpu_specs.GpuSpec | None,
     scale: HardwareScale,
     stops: StopSignals,
-    **context: Any,
 ) -> None:
     """Add copy rates within the device's memory and between it and pinned host memory, one direction at a time."""
     torch, device = session.modules.torch, session.placement.device
@@ -226,11 +224,11 @@ def add_copies(
         [2 * count / second / 1e9 for second in sample_sec(session, lambda: target.copy_(source), scale.budget_sec)]
     )
     share = gpu_specs.share_percent(rate.median, None if chip is None else chip.memory_gb_per_sec)
-    record.add("device_copy_gb_per_sec", rate, share_percent=share, bytes=count, **context)
+    record.add("device_copy_gb_per_sec", rate, share_percent=share, bytes=count)
     stops.check()
     if not session.placement.is_cuda:
         for name in ("host_to_device_gb_per_sec", "device_to_host_gb_per_sec"):
-            record.add(name, None, note="no GPU to copy to", **context)
+            record.add(name, None, note="no GPU to copy to")
         return
     host = torch.empty(count, dtype=torch.uint8, pin_memory=True)
     host.copy_(source)
@@ -239,5 +237,5 @@ def add_copies(
     for name, destination, origin in directions:
         copy = partial(destination.copy_, origin, non_blocking=True)
         rates = [count / second / 1e9 for second in sample_sec(session, copy, scale.budget_sec)]
-        record.add(name, summarize(rates), bytes=count, pinned=True, **context)
+        record.add(name, summarize(rates), bytes=count, pinned=True)
         stops.check()

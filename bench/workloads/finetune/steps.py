@@ -42,7 +42,7 @@ class GradientBucket:
         size = sum(parameter.numel() for parameter in parameters)
         self.flat = torch.zeros(size, dtype=parameters[0].dtype, device=parameters[0].device)
         self.rounded = None if wire_dtype == self.flat.dtype else torch.empty_like(self.flat, dtype=wire_dtype)
-        self.missing, self.sent, self.work = 0, False, None
+        self.missing, self.work = 0, None
         self.uncaptured = len(self.parameters)
         self.computed: Any = None
         start = 0
@@ -59,7 +59,6 @@ class GradientBucket:
             self.computed.record()
 
     def send(self, group: RankGroup) -> None:
-        self.sent = True
         if self.rounded is not None:
             self.rounded.copy_(self.flat)
         self.work = group.all_reduce_async(self.flat if self.rounded is None else self.rounded)
@@ -112,7 +111,6 @@ class Gradients:
         self._is_last_backward, self._next = False, 0
         for bucket in self.buckets:
             bucket.missing = bucket.uncaptured = len(bucket.parameters)
-            bucket.sent = False
 
     def begin_last_backward(self) -> None:
         """Announce this rank's last backward pass of the step, during which buckets are sent."""

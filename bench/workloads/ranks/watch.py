@@ -45,14 +45,12 @@ PROBE_BYTES = 1 << 16
 class RankFailed(RuntimeError):
     """Error for a rank that died or hangs; the message begins with the rank.
 
-    `reason_code` and `remedy` are those of the rank's own error, and `rank` its number, if it has reported one.
+    `reason_code` and `remedy` are those of the rank's own error, if it has reported one.
     """
 
-    def __init__(
-        self, message: str, reason_code: ReasonCode | None = None, remedy: str | None = None, rank: int = 0
-    ) -> None:
+    def __init__(self, message: str, reason_code: ReasonCode | None = None, remedy: str | None = None) -> None:
         super().__init__(message)
-        self.reason_code, self.remedy, self.rank = reason_code, remedy, rank
+        self.reason_code, self.remedy = reason_code, remedy
 
 
 class RankKilled(RankFailed):
@@ -251,7 +249,7 @@ class Ranks(contextlib.AbstractContextManager["Ranks"]):
             return RankOutOfMemory(message, report.get("vram_bytes"), report.get("rss_bytes"))
         if code is ReasonCode.CONNECTION_LOST:
             return WorkerGone(message, code)
-        return RankFailed(message, code, report.get("remedy"), int(report["rank"]))
+        return RankFailed(message, code, report.get("remedy"))
 
     def local_failures(self) -> dict[str, Any]:
         """Return the exit codes of the failed ranks of this machine; empty if none failed."""

@@ -1,6 +1,6 @@
 """Real trials with every kind of ending: each leaves a complete result or none, never a partial one.
 
-Two run in a new interpreter, the others are forked from a server that has imported the stack.
+One runs in a new interpreter, the others are forked from a server that has imported the stack.
 """
 
 import json
@@ -67,7 +67,7 @@ def test_a_quick_trial_succeeds_and_its_loss_visibly_falls(start, tmp_path, tiny
     out = tmp_path / "out with 'quotes' and spaces"
     (full_trial,) = (trial for trial in suite("quick", "tiny", str(model), str(data)) if trial.trial_id == "optimized")
     trial = replace(full_trial, warmup_steps=1, measured_steps=8)
-    code, output, err = finish(start(trial, out, new_interpreter=True))
+    code, output, err = finish(start(trial, out))
     assert (code, err) == (0, "")
     result = TrialResult.read(out / "result.json")
     assert (result.status, result.reason, result.trial, result.worker) == (

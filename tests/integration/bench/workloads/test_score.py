@@ -110,25 +110,24 @@ def score(prompt, answer, expected):
     assert all(result in (float(answer), ScoreFault.OUTPUT) for result, answer in zip(results, answers, strict=True))
 
 
-def test_a_file_that_is_deleted_meanwhile_keeps_the_scores_so_far(tmp_path):
-    text = f"""
+DELETED = """
 import os
 def score(prompt, answer, expected):
     if answer:
-        os.unlink({str(tmp_path / "my.py")!r})
+        os.unlink(__file__)
         os.abort()
     return 1
 """
-    results = [result for result, _ in scores(tmp_path, "", "delete", "", text=text)]
-    assert results == [1.0, ScoreFault.CRASHED, ScoreFault.CRASHED]
 
 
-@pytest.mark.parametrize("text", ["raise RuntimeError('no')", "x = 1"])
-def test_a_file_that_cannot_be_used_scores_no_row(tmp_path, text):
-    assert [result for result, _ in scores(tmp_path, "a", "b", text=text)] == [ScoreFault.RAISED] * 2
-
-
-def test_a_process_that_always_ends_is_given_up(tmp_path):
-    answers = ["a"] * (score.MAX_FAILURES + 2)
-    results = [result for result, _ in scores(tmp_path, *answers, text="import os\nos._exit(3)")]
-    assert results == [ScoreFault.CRASHED] * score.MAX_FAILURES + [ScoreFault.GAVE_UP] * 2
+@pytest.mark.parametrize(
+    ("text", "answers", "expected"),
+    [
+        (DELETED, ("", "delete", ""), [1.0, ScoreFault.CRASHED, ScoreFault.CRASHED]),
+        ("raise RuntimeError('no')", ("a", "b"), [ScoreFault.RAISED] * 2),
+        ("x = 1", ("a", "b"), [ScoreFault.RAISED] * 2),
+        ("import os\nos._exit(3)", "a" * (score.MAX_FAILURES + 1), [ScoreFault.CRASHED] * 5 + [ScoreFault.GAVE_UP]),
+    ],
+)
+def test_a_file_that_cannot_be_used_keeps_the_scores_so_far(tmp_path, text, answers, expected):
+    assert [result for result, _ in scores(tmp_path, *answers, text=text)] == expected
