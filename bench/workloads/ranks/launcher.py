@@ -148,17 +148,12 @@ class RankLauncher:
             inputs = check_inputs()
             self.check()
         except (InputError, Stopped) as error:
-            is_refusal = isinstance(error, InputError)
-            if is_refusal:  # printed at once: the first machine may have refused its inputs, too
-                print(error, file=sys.stderr, flush=True)
-            timeout_sec = JOIN_TIMEOUT_SEC if is_refusal else 0.0
+            timeout_sec = JOIN_TIMEOUT_SEC if isinstance(error, InputError) else 0.0
             with (
                 contextlib.suppress(LeaderGone, Stopped),
                 LeaderLink(nodes, self._limits.silence_sec, join_timeout_sec=timeout_sec) as link,
             ):
                 _send_refusal(link, mine, error)
-            if isinstance(error, InputError):
-                return input_error_code(error).exit_code
             raise
         try:
             with LeaderLink(nodes, self._limits.silence_sec) as link:
