@@ -1,4 +1,4 @@
-"""The container engine on the build VM, read through Docker's SDK: state, disks, images, check containers.
+"""The container engine on the build VM, read through Docker's SDK: state, disks, images, check containers, space.
 
 Each connection of the SDK is one `docker system dial-stdio` on the host, over the SSH connection that exists. It finds
 the engine as the engine's client does. Builds, pushes, saves and loads are jobs on the VM (`remote.agent.build_vm`).
@@ -31,6 +31,7 @@ from remote.hosts.local import LocalHost
 
 MAX_ANSWER_BYTES = 64 << 20
 _TIMEOUT_SEC = 60.0
+_PRUNE_TIMEOUT_SEC = 1800.0
 _CONNECTION_TIMEOUT_SEC = 7200.0  # longer than a check container
 _CHUNK_BYTES = 1 << 16
 # The mark shows that the client has ended: a host's `run` would otherwise wait for the rest of its input.
@@ -84,6 +85,18 @@ class EngineFacts:
 
     data_root: str
     storage_driver: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineUsage:
+    """Bytes that a prune frees. `old_images`: id to its own bytes."""
+
+    unused_cache_bytes: int
+    old_images: Mapping[str, int]
+
+    @property
+    def prunable_bytes(self) -> int:
+        return self.unused_cache_bytes + sum(self.old_images.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,6 +310,37 @@ class Engine:
         finally:
             self._api.remove_container(container, force=True)
         return Completed(exit_code=code, stdout=stdout, stderr=stderr)
+
+    def usage(self, label: str, repository: str | None) -> EngineUsage:
+        """Return what a prune frees.
+
+        Old images are those with `label`, without a container, and with no name but some of `repository`.
+        """
+        names = ("<none>", *(() if repository is None else (f"{repository}:",)))
+        with _valid_answer(self._host):
+            df = self._api.df()
+            old_images = {
+                str(image["Id"]): int(image["Size"]) - max(0, int(image["SharedSize"]))
+                for image in df["Images"] or ()
+                if label in (image.get("Labels") or {})
+                and image["Containers"] <= 0
+                and all(name.startswith(names) for name in image.get("RepoTags") or ())
+            }
+            unused = [part for part in df["BuildCache"] or () if not (part.get("Shared") or part["InUse"])]
+            return EngineUsage(unused_cache_bytes=sum(int(part["Size"]) for part in unused), old_images=old_images)
+
+    def prune(self, usage: EngineUsage) -> int:
+        """Remove the old images and the unused build cache. Returns the freed bytes.
+
+        An image that a container uses by now is kept.
+        """
+        self._api.timeout, freed_bytes = _PRUNE_TIMEOUT_SEC, 0
+        for image_id, size in usage.old_images.items():
+            with contextlib.suppress(_sdk().errors.APIError):
+                for name in self._api.inspect_image(image_id)["RepoTags"] or [image_id]:
+                    self._api.remove_image(name)
+                freed_bytes += size
+        return freed_bytes + int(self._api.prune_builds(all=True).get("SpaceReclaimed") or 0)
 
 
 def _not_docker(host: Host, client: Client) -> EngineError:

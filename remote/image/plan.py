@@ -44,7 +44,14 @@ class ModelDamaged(EngineError):
 
 
 class InsufficientSpace(EngineError):
-    """Error raised if a folder has too little space or an unsuitable file system; the message has the remedy."""
+    """Error raised if a folder has too little space or an unsuitable file system; the message has the remedy.
+
+    `is_engine_disk`: on that disk the engine could free some.
+    """
+
+    def __init__(self, problem: str, *, remedy: str, is_engine_disk: bool = False) -> None:
+        super().__init__(problem, remedy=remedy)
+        self.is_engine_disk = is_engine_disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,10 +342,11 @@ def check_free_space(needs: Sequence[SpaceNeed], data_root: str) -> None:
         total, free = sum(need.need_bytes for need in device_needs), device_needs[0].folder.free_bytes
         if total > free:
             paths = tuple(dict.fromkeys(need.folder.path for need in device_needs))
-            prune = "on the VM `docker builder prune --all` removes the engine's cache"
+            is_engine_disk = data_root in paths
             raise InsufficientSpace(
                 f"{' and '.join(paths)}: {format_gb(free)} free, this build needs {format_gb(total)}",
-                remedy=f"free some: {prune}" if data_root in paths else "free some, or set --tmpdir to another disk",
+                remedy=f"free some{': `inv vm.prune`' if is_engine_disk else ', or set --tmpdir to another disk'}",
+                is_engine_disk=is_engine_disk,
             )
 
 

@@ -1,4 +1,4 @@
-"""`inv build`, `push`, `image.*` and `model.*`: the build VM and the image.
+"""`inv build`, `push`, `image.*`, `model.*` and `vm.prune`: the build VM and the image.
 
 commands        the commands, with their flags and help
 build           build the image, as a job on the build VM
@@ -8,4 +8,5 @@ archive         save the image to a file
 vm_work         follow a job on the VM, save its log, cancel it
 build_profiles  image/profiles.yaml, the image's name, the locks
 model           the demo model; download models to the VM
+vm              free the disk of the VM's engine
 """

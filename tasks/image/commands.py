@@ -104,3 +104,16 @@ fetch = Command(
     ),
     options=FetchOptions,
 )
+prune_vm = Command(
+    "vm.prune",
+    "tasks.image.vm:prune_vm",
+    "Free the VM's disk: build cache and our old images.",
+    section=Section.BUILD,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv vm.prune --dry-run  # what it removes, and how much that frees",
+        "inv vm.prune --yes build  # no question, then a build from its first step",
+    ),
+    dry_run=switch(DRY_RUN),
+    yes=switch("do not ask for confirmation"),
+)

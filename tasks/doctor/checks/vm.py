@@ -13,7 +13,7 @@ from tasks.clients import registry, secrets
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
 from tasks.image import build_profiles
-from tasks.image.build import image_spec, plan_build
+from tasks.image.build import check_space, image_spec, plan_build
 
 CHECKS, REGISTRY_CHECKS = Checks("vm"), Checks("registry")
 
@@ -24,7 +24,7 @@ NO_MODELS = Fault(
 )
 FULL = Fault(
     "{folder}: {free} free on {kind}: builds, pushes and their logs need {need}",
-    "free space there (`docker builder prune --all` removes the engine's cache), or set build.tmpdir to another disk",
+    "free space there on the VM (`inv vm.prune` removes the engine's old cache), or set build.tmpdir to another disk",
 )
 
 
@@ -88,7 +88,7 @@ def _plan_next_build(context: CheckContext, host: Host) -> BuildPlan | EngineIma
     spec = image_spec(context.settings, context.tmpdir(host))
     plan = plan_build(spec, host)
     if isinstance(plan, BuildPlan):
-        buildplan.check_free_space(plan.needs, plan.data_root)
+        check_space(context.settings, spec, host, plan)
     return plan
 
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.support.machines.build_vm import DOCKER, OTHER_UID, OTHER_USER, BuildVm
+from tests.support.machines.build_vm import DOCKER, OTHER_UID, OTHER_USER, REGISTRY, BuildVm
 from tests.support.machines.network import USER
 
 IMAGE = "qlora-fleet:tiny"
@@ -103,3 +103,21 @@ def test_an_archive_that_does_not_fit_leaves_nothing_behind(built_vm: BuildVm) -
     assert built_vm.vm.run("ls", "-A", "/mnt/archives").stdout.split() == ["filler", "lost+found"]
     built_vm.vm.run("rm", "/mnt/archives/filler")
     built_vm.inv("image.archive", "/mnt/archives")
+
+
+def test_a_prune_frees_what_its_plan_says(build_vm: BuildVm) -> None:
+    build_vm.edit_bench("an old image")
+    build_vm.inv("build")
+    old = image_id(build_vm)
+    build_vm.docker("tag", old, f"{REGISTRY}/axtenancy/qlora-fleet:old")
+    build_vm.edit_bench("a new image")
+    build_vm.inv("build")
+    planned = json.loads(build_vm.inv("vm.prune", "--dry-run", "--json").stdout)
+    assert old in planned["old_images"]
+    assert planned["unused_cache_bytes"] > 0
+    assert "nothing was removed; pass --yes" in build_vm.inv("vm.prune", code=4).stderr
+    assert "freed " in build_vm.inv("vm.prune", "--yes").stdout
+    assert build_vm.docker("image", "inspect", old, check=False).returncode != 0
+    left = json.loads(build_vm.inv("vm.prune", "--dry-run", "--json").stdout)
+    assert (left["old_images"], left["unused_cache_bytes"]) == ({}, 0)
+    build_vm.docker("image", "inspect", IMAGE, "standin:base")

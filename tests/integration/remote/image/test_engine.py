@@ -79,6 +79,49 @@ def test_an_image_is_read(tmp_path: Path) -> None:
             vm_engine.image("y:1")
 
 
+LABEL, REPOSITORY = "qlora-fleet.build", "r.example/ns/repo"
+OURS = {"Labels": {LABEL: "x"}, "Size": 100, "SharedSize": 30, "Containers": 0}
+DF = {
+    "Images": [
+        {**OURS, "Id": "old", "RepoTags": None},
+        {**OURS, "Id": "pushed", "RepoTags": [f"{REPOSITORY}:1"], "SharedSize": -1},
+        {**OURS, "Id": "running", "RepoTags": ["<none>:<none>"], "Containers": 1},
+        {**OURS, "Id": "current", "RepoTags": ["qlora-fleet:tiny", f"{REPOSITORY}:2"]},
+        {**OURS, "Id": "kept", "RepoTags": [f"{REPOSITORY}-mine:1"]},
+        {**OURS, "Id": "foreign", "RepoTags": None, "Labels": None},
+    ],
+    "BuildCache": [
+        {"Size": 7, "InUse": False, "Shared": False},
+        {"Size": 20, "InUse": True, "Shared": False},
+        {"Size": 300, "InUse": False, "Shared": True},
+    ],
+}
+
+
+def test_a_prune_removes_the_unused_cache_and_only_old_images_of_ours(tmp_path: Path) -> None:
+    answers = {
+        "GET /system/df": DF,
+        "GET /images/old/json": {"RepoTags": []},
+        "GET /images/pushed/json": {"RepoTags": [f"{REPOSITORY}:1"]},
+        "DELETE /images/old": 409,  # a container uses it by now
+        f"DELETE /images/{REPOSITORY}:1": {"x": 1},
+        "POST /build/prune?all=True": {"SpaceReclaimed": 7},
+    }
+    docker = fake_engine(tmp_path, answers)
+    with connect(host(), Client(program=docker)) as vm_engine:
+        usage = vm_engine.usage(LABEL, REPOSITORY)
+        assert usage.old_images == {"old": 70, "pushed": 100}
+        assert vm_engine.usage(LABEL, None).old_images == {"old": 70}
+        assert (usage.unused_cache_bytes, usage.prunable_bytes) == (7, 177)
+        assert vm_engine.prune(usage) == 107  # not the image that is used by now
+    changes = [line.split("?")[0] for line in requests_of(docker).splitlines() if line.startswith(("DELETE", "POST"))]
+    assert [change.partition("/")[2].partition("/")[2] for change in changes] == [
+        "images/old",
+        f"images/{REPOSITORY}:1",
+        "build/prune",
+    ]
+
+
 CONTAINER = {
     "POST /containers/create": {"Id": "c"},
     "POST /containers/c/start": {},

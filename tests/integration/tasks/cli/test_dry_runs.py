@@ -22,14 +22,14 @@ from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
 from remote.hosts.command import Command as HostCommand
 from remote.hosts.host_protocol import Completed
-from remote.image.engine import EngineImage
+from remote.image.engine import EngineImage, EngineUsage
 from remote.providers import PROVIDERS
 from tasks import ns
 from tasks.cli.flags import Command
 from tasks.clients.workers import BenchProgram
 from tasks.cluster import deploy, node_list
 from tasks.fleet import bench
-from tasks.image import archive, build, model
+from tasks.image import archive, build, model, vm
 from tasks.train import forecast, train
 from tests.support.dry_runs import plan_of, refuse
 from tests.support.paths import ROOT
@@ -102,6 +102,9 @@ class EngineWithoutChanges:
     def observe(self) -> SimpleNamespace:
         return SimpleNamespace(data_root="/var/lib/docker")
 
+    def usage(self, *_: object) -> EngineUsage:
+        return EngineUsage(unused_cache_bytes=1, old_images={DIGEST: 2})
+
 
 @pytest.fixture
 def results(project: Path) -> Path:
@@ -130,7 +133,7 @@ def _fakes(project: Path, monkeypatch: Patch) -> None:
 
     for module in (deploy, node_list):
         monkeypatch.setattr(module, "open_cluster", fake_cluster)
-    for module in (archive, build, model):
+    for module in (archive, build, model, vm):
         monkeypatch.setattr(module, "build_vm", fake_vm)
     monkeypatch.setattr("remote.image.engine.connect", fake_engine)
     built = build.EngineImage(image_id="i", size=1, labels={})
@@ -182,6 +185,7 @@ CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
     "report": {"run": RUN.run_id},
     "teardown": {},
     "train": arrange_train,
+    "vm.prune": {},
 }
 
 

@@ -176,7 +176,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], EngineFacts, str]] = {
     "engine full": (
         {"root": folder("/var/lib/docker", 30, 2)},
         FACTS,
-        r"^/var/lib/docker: 30\.0 GB .* 31\.0 GB; .*`docker builder prune --all`",
+        r"^/var/lib/docker: 30\.0 GB .* 31\.0 GB; .*`inv vm\.prune`",
     ),
     "share full": ({"tmp": folder("/mnt/fss", 5, 1)}, FACTS, r"^/mnt/fss: 5\.0 GB .* 5\.5 GB; ((?!prune).)*$"),
     "one disk for both": (
