@@ -22,7 +22,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -94,40 +94,14 @@ class HostSampler:
         return percent, pages * self._page
 
 
-class GpuSampler:
-    """Readings of the trial's GPUs, and other processes on them."""
-
-    def __init__(self, gpus: Sequence[nvml.Gpu], clock: Callable[[], float] = time.monotonic) -> None:
-        self._gpus, self._clock = gpus, clock
-        self._listed_at = float("-inf")
-        self._others: dict[int, str] = {}
-        self._sees_host_pids = sees_host_pids()
-
-    def read(self, tree: Sequence[int]) -> list[dict[str, Any]]:
-        """Return a row per GPU."""
-        if self._clock() - self._listed_at >= PROCESS_LIST_INTERVAL_SEC:
-            self._listed_at = self._clock()
-            self._others = {gpu.index: self._other_processes(gpu, frozenset(tree)) for gpu in self._gpus}
-        return [self._row(gpu, gpu.read()) for gpu in self._gpus]
-
-    def _row(self, gpu: nvml.Gpu, reading: nvml.GpuSample) -> dict[str, Any]:
-        limits = reading.clock_limits
-        readings = {f"gpu_{name}": value for name, value in vars(reading).items() if f"gpu_{name}" in COLUMNS}
-        return readings | {
-            "gpu": gpu.index,
-            "gpu_clock_limits": None if limits is None else " ".join(limits) or NONE,
-            "gpu_other_processes": self._others[gpu.index],
-        }
-
-    def _other_processes(self, gpu: nvml.Gpu, ours: frozenset[int]) -> str:
-        on_it = gpu.processes()
-        if on_it is None:
-            return UNKNOWN
-        # In a container the library may report the host's pids, which do not match ours.
-        if not self._sees_host_pids and ours.isdisjoint(on_it):
-            return UNKNOWN
-        others = {pid: held for pid, held in on_it.items() if pid not in ours}
-        return " ".join(f"{pid}:{held or 0}" for pid, held in sorted(others.items())) or NONE
+def other_processes(gpu: nvml.Gpu, ours: frozenset[int]) -> str:
+    """Return the other processes on a GPU as in the column; UNKNOWN if they cannot be distinguished."""
+    on_it = gpu.processes()
+    # In a container the library may report the host's pids, which do not match ours.
+    if on_it is None or (ours.isdisjoint(on_it) and not sees_host_pids()):
+        return UNKNOWN
+    others = {pid: held for pid, held in on_it.items() if pid not in ours}
+    return " ".join(f"{pid}:{held or 0}" for pid, held in sorted(others.items())) or NONE
 
 
 def sees_host_pids() -> bool:
@@ -157,20 +131,34 @@ class Sampler:
     """Source of rows with GPU, host and phase. `started` is the trial's start on the monotonic clock."""
 
     def __init__(self, *, root: int, gpus: Sequence[nvml.Gpu], started: float) -> None:
-        self._started = started
-        self._host, self._gpu = HostSampler(root), GpuSampler(gpus)
+        self._started, self._gpus, self._host = started, gpus, HostSampler(root)
+        self._listed_at = float("-inf")
+        self._others: dict[int, str] = {}
         self.phase = ""
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per GPU, or one row without a GPU."""
         percent, resident = self._host.read()
-        common: Mapping[str, Any] = {
-            "elapsed_sec": round(time.monotonic() - self._started, 3),
+        now = time.monotonic()
+        if now - self._listed_at >= PROCESS_LIST_INTERVAL_SEC:
+            self._listed_at, ours = now, frozenset(self._host.tree)
+            self._others = {gpu.index: other_processes(gpu, ours) for gpu in self._gpus}
+        common: dict[str, Any] = {
+            "elapsed_sec": round(now - self._started, 3),
             "phase": self.phase,
             "process_cpu_percent": None if percent is None else round(percent, 1),
             "process_rss_bytes": resident,
         }
-        return [{**common, **row} for row in self._gpu.read(self._host.tree) or [{}]]
+        return [common | self._gpu_columns(gpu) for gpu in self._gpus] or [common]
+
+    def _gpu_columns(self, gpu: nvml.Gpu) -> dict[str, Any]:
+        readings = {f"gpu_{name}": value for name, value in vars(gpu.read()).items() if f"gpu_{name}" in COLUMNS}
+        limits = readings["gpu_clock_limits"]
+        return readings | {
+            "gpu": gpu.index,
+            "gpu_clock_limits": None if limits is None else " ".join(limits) or NONE,
+            "gpu_other_processes": self._others[gpu.index],
+        }
 
 
 class HealthReporter:

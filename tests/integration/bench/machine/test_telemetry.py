@@ -98,26 +98,19 @@ def test_the_gpus_are_those_that_cuda_will_see(library, visible_devices, indices
 
 
 @pytest.mark.parametrize(
-    ("sees_host_pids", "before", "during", "expected"),
+    ("sees_host_pids", "on_gpu", "expected"),
     [
-        (True, [], [(101, GIB)], ["none", "none"]),
-        (True, [(7, 5)], [(7, 5), (101, GIB)], ["7:5", "7:5"]),
-        (True, [], [(101, GIB), (8, None)], ["none", "8:0"]),
-        (False, [], [(100, GIB), (8, 6)], ["unknown", "8:6"]),  # our pid is among them, so both use the same numbering
-        (False, [], [(4711, GIB)], ["unknown", "unknown"]),  # in a container: possibly our process under another pid
+        (True, [], "none"),
+        (True, [(7, 5), (101, GIB), (8, None)], "7:5 8:0"),
+        (False, [(100, GIB), (8, 6)], "8:6"),  # our pid is among them, so both use the same numbering
+        (False, [(4711, GIB)], "unknown"),  # in a container: possibly our process under another pid
     ],
 )
-def test_other_processes_are_named_or_unknown_never_guessed(
-    library, monkeypatch, sees_host_pids, before, during, expected
-):
-    library.add(processes=before)
+def test_other_processes_are_named_or_unknown_never_guessed(library, monkeypatch, sees_host_pids, on_gpu, expected):
+    library.add(processes=on_gpu)
     monkeypatch.setattr(sampler, "sees_host_pids", lambda: sees_host_pids)
-    times = iter((0.0, 0.0, 9.0, 9.0))
-    watched = sampler.GpuSampler(nvml.visible_gpus(), lambda: next(times))
-    rows = [watched.read([100, 101])]
-    library.GPUS[0]["processes"] = during
-    rows.append(watched.read([100, 101]))
-    assert [row["gpu_other_processes"] for (row,) in rows] == expected
+    (gpu,) = nvml.visible_gpus()
+    assert sampler.other_processes(gpu, frozenset((100, 101))) == expected
 
 
 def test_the_process_tree_has_a_child_and_excludes_the_sampler():
