@@ -13,7 +13,7 @@ import pytest
 
 from remote.fleet.events import EventType
 from remote.fleet.retry_policy import LoginTimeout
-from tests.support.hosts.local_fleet import kill_kubectl_execs, wait_for
+from tests.support.hosts.local_fleet import wait_for
 from tests.support.pods import (
     EVICTION_SCALE,
     LIMITS,
@@ -22,66 +22,41 @@ from tests.support.pods import (
     with_short_silence,
     worker_of,
 )
-from tests.support.thorough import only_thorough
 
 PODS = 3
 shared_fleet, pods = fixtures(PODS, toleration_scale=EVICTION_SCALE)
 
 
-def moments(*faults: str) -> pytest.MarkDecorator:
-    """Parametrize the faults at the start, in the middle and after the last byte: the first three of `faults`.
+def test_a_pod_that_dies_costs_the_trial_it_ran_and_no_other(pods: PodFleet) -> None:
+    """A pod is deleted at the start of its trial, its node lost in the middle, its memory full after the last byte."""
+    faults = pods.cluster.faults
 
-    THOROUGH=1: each of them at every moment.
-    """
-    single_faults = [pytest.param((fault,) * 3, id=fault, marks=only_thorough) for fault in faults]
-    return pytest.mark.parametrize("strikes", [pytest.param(faults[:3], id=", ".join(faults[:3])), *single_faults])
+    def lose_node(pod: dict[str, Any]) -> None:
+        faults.lose_node(pod["node"])
+        # Its replacement cannot be scheduled until a node is back: there is one for each pod.
+        pods.cluster.wait_until(lambda: pod["name"] not in str(pods.live()), "the pod is given up")
+        faults.restore_node(pod["node"])
 
-
-@moments("deleted", "node lost", "out of memory", "evicted")
-def test_a_pod_that_dies_costs_the_trial_it_ran_and_no_other(pods: PodFleet, strikes: tuple[str, ...]) -> None:
-    faults, next_fault = pods.cluster.faults, iter(strikes)
-
-    def strike(pod: dict[str, Any]) -> None:
-        fault = next(next_fault)
-        if fault == "deleted":
-            faults.delete_pod(pod["name"], grace=0)
-        elif fault == "evicted":
-            faults.evict(pod["name"])
-        elif fault == "out of memory":
-            faults.oom_kill(pod["name"])
-        else:
-            faults.lose_node(pod["node"])
-            # Its replacement cannot be scheduled until a node is back: there is one for each pod.
-            pods.cluster.wait_until(lambda: pod["name"] not in str(pods.live()), "the pod is given up")
-            faults.restore_node(pod["node"])
-
-    starts = pods.strike_trials(strike)
+    strikes = iter(
+        (lambda pod: faults.delete_pod(pod["name"], grace=0), lose_node, lambda pod: faults.oom_kill(pod["name"]))
+    )
+    starts = pods.strike_trials(lambda pod: next(strikes)(pod))
     assert starts["middle"] == 2
     assert starts["last"] == 1, "it was done, and its result was on the shared volume"
     assert starts["start"] <= 2
 
 
-@moments("streams frozen", "server gone", "kubelet restarted", "streams cut", "black hole", "kubectl killed")
-def test_a_lost_connection_costs_nothing(pods: PodFleet, strikes: tuple[str, ...]) -> None:
-    faults, next_fault = pods.cluster.faults, iter(strikes)
-
-    def strike(pod: dict[str, Any]) -> None:
-        fault = next(next_fault)
-        if fault == "streams cut":
-            faults.end_streams(pod["node"], "close-1000-without-status")
-        elif fault == "streams frozen":
-            faults.end_streams(pod["node"], "freeze")
-        elif fault == "server gone":
-            faults.stop_server(seconds=1.0)
-        elif fault == "black hole":
-            faults.silence_server()
-            faults.resume_server()
-        elif fault == "kubelet restarted":
-            faults.restart_kubelet(pod["node"], seconds=0.5)
-        else:
-            kill_kubectl_execs()
-
-    assert pods.strike_trials(strike) == {"start": 1, "middle": 1, "last": 1}
+def test_a_lost_connection_costs_nothing(pods: PodFleet) -> None:
+    """Streams freeze at the start of a trial, the API server is away in the middle, a kubelet after the last byte."""
+    faults = pods.cluster.faults
+    strikes = iter(
+        (
+            lambda pod: faults.end_streams(pod["node"], "freeze"),
+            lambda _: faults.stop_server(seconds=1.0),
+            lambda pod: faults.restart_kubelet(pod["node"], seconds=0.5),
+        )
+    )
+    assert pods.strike_trials(lambda pod: next(strikes)(pod)) == {"start": 1, "middle": 1, "last": 1}
 
 
 def test_an_operator_who_logs_in_again_finds_every_trial_unchanged(pods: PodFleet) -> None:
