@@ -4,6 +4,5 @@ commands    the commands, with their flags and help
 node_list   nodes that can run a pod, and the findings on the others
 checks      nodes, controllers, permissions, and results that would be lost, before a plan changes the cluster
 deploy      observe, plan, apply, wait; delete the objects of a deployment
-wait        waits for pods, and reports why one does not start
-pod_status  the pods, their logs, a shell in one
+pod_status  the pods, a wait for them, their logs, a shell in one
 """

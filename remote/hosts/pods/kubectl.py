@@ -106,56 +106,47 @@ CHECK_NETWORK = "check that the VPN or bastion is up, then retry"
 
 
 class _KubectlErrorRule(NamedTuple):
-    """Text in standard error, the exception for it (None: the caller's), and the remedy."""
+    """Texts in standard error, the exception for any of them (None: the caller's), and the remedy."""
 
-    substring: str
+    substrings: tuple[str, ...]
     kind: type[ClusterError] | None
     remedy: str
 
 
 # The message of a failed credential program. Its own output comes first, and may hold any text of the rules below.
 _NO_CREDENTIALS = "getting credentials"
+_RIGHTS = "manifests/base/access.yaml has the role; to run trials: get and list on pods, get and create on pods/exec"
+_TERMINATING = (
+    "wait until the namespace is gone, then retry; if its pods stay, delete its Jobs (`kubectl delete jobs --all`): a "
+    "pod of an index waits for its replacement, which can no longer be created"
+)
+_TIMEOUTS = ("i/o timeout", "deadline exceeded", "connection reset by peer", "handshake timeout")
 _BUSY = (
     *("(TooManyRequests)", "(ServiceUnavailable)", "(ServerTimeout)", "(Timeout)", "etcdserver: ", "(Conflict)"),
     "unable to handle the request",  # a 503 during discovery, which kubectl prints without its reason
 )
-_RULES = (
-    _KubectlErrorRule(_NO_CREDENTIALS, Misconfigured, f"the kubeconfig's credential program failed: {LOG_IN}"),
-    _KubectlErrorRule(
-        "being terminated",
-        Unreachable,
-        "wait until the namespace is gone, then retry; if its pods stay, delete its Jobs "
-        "(`kubectl delete jobs --all`): a pod of an index waits for its replacement, which can no longer be created",
-    ),
-    _KubectlErrorRule(
-        "timed out waiting for the condition", None, "if a node is off, its pods stay: `inv nodes` has the command"
-    ),
-    _KubectlErrorRule("exceeded quota", None, "free some of the quota, or ask for more"),
-    _KubectlErrorRule(
-        "(Forbidden)",
-        Forbidden,
-        "ask the cluster's administrator for that permission (manifests/base/access.yaml has the role; to run trials: "
-        "get and list on pods, get and create on pods/exec)",
-    ),
-    _KubectlErrorRule("Unauthorized", Misconfigured, LOG_IN),
-    _KubectlErrorRule("provide credentials", Misconfigured, LOG_IN),
-    _KubectlErrorRule("error: context", Misconfigured, "see `kubectl config get-contexts`, then set cluster.context"),
-    _KubectlErrorRule("error: stat ", Misconfigured, "check cluster.kubeconfig"),
-    _KubectlErrorRule(
-        "no matches for kind", Misconfigured, "its controller is not installed: choose another cluster.overlay"
-    ),
-    _KubectlErrorRule("error dialing backend", Unreachable, "the API server does not reach that node: `inv nodes`"),
-    _KubectlErrorRule(
-        "x509:", Misconfigured, "the kubeconfig has another certificate authority than the server: renew the kubeconfig"
-    ),
-    _KubectlErrorRule("connection refused", Unreachable, "check that the cluster is up, then retry"),
-    _KubectlErrorRule("no such host", Unreachable, "check that name and the network, then retry"),
-    _KubectlErrorRule("i/o timeout", Unreachable, CHECK_NETWORK),
-    _KubectlErrorRule("deadline exceeded", Unreachable, CHECK_NETWORK),
-    _KubectlErrorRule("EOF", Unreachable, "retry"),
-    _KubectlErrorRule("connection reset by peer", Unreachable, CHECK_NETWORK),
-    _KubectlErrorRule("handshake timeout", Unreachable, CHECK_NETWORK),
-    *(_KubectlErrorRule(substring, Unreachable, "the API server is busy or restarts: retry") for substring in _BUSY),
+_OTHER_AUTHORITY = "the kubeconfig has another certificate authority than the server: renew the kubeconfig"
+_OFF = "if a node is off, its pods stay: `inv nodes` has the command"
+_RULES = tuple(
+    _KubectlErrorRule(*rule)
+    for rule in (
+        ((_NO_CREDENTIALS,), Misconfigured, f"the kubeconfig's credential program failed: {LOG_IN}"),
+        (("being terminated",), Unreachable, _TERMINATING),
+        (("timed out waiting for the condition",), None, _OFF),
+        (("exceeded quota",), None, "free some of the quota, or ask for more"),
+        (("(Forbidden)",), Forbidden, f"ask the cluster's administrator for that permission ({_RIGHTS})"),
+        (("Unauthorized", "provide credentials"), Misconfigured, LOG_IN),
+        (("error: context",), Misconfigured, "see `kubectl config get-contexts`, then set cluster.context"),
+        (("error: stat ",), Misconfigured, "check cluster.kubeconfig"),
+        (("no matches for kind",), Misconfigured, "its controller is not installed: choose another cluster.overlay"),
+        (("error dialing backend",), Unreachable, "the API server does not reach that node: `inv nodes`"),
+        (("x509:",), Misconfigured, _OTHER_AUTHORITY),
+        (("connection refused",), Unreachable, "check that the cluster is up, then retry"),
+        (("no such host",), Unreachable, "check that name and the network, then retry"),
+        (_TIMEOUTS, Unreachable, CHECK_NETWORK),
+        (("EOF",), Unreachable, "retry"),
+        (_BUSY, Unreachable, "the API server is busy or restarts: retry"),
+    )
 )
 _NOISE = ("memcache.go", "Unknown stream id", "Defaulted container")
 
@@ -167,7 +158,7 @@ def to_cluster_error(action: str, stderr: str, default: type[ClusterError] = Clu
         lines = [line if _NO_CREDENTIALS in line else mask_opaque(line) for line in lines]
     lines.sort(key=lambda line: _NO_CREDENTIALS not in line)
     text = " ".join(dict.fromkeys(filter(None, lines))) or "no message"  # kubectl repeats its message with each attempt
-    for substring, kind, remedy in _RULES:
-        if substring in text:
+    for substrings, kind, remedy in _RULES:
+        if any(substring in text for substring in substrings):
             return (kind or default)(f"{action}: {text[:_MAX_STDERR_CHARS]}", remedy=remedy)
     return default(f"{action}: {text[:_MAX_STDERR_CHARS]}")
