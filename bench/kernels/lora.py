@@ -123,7 +123,8 @@ def down(x: Any, a: Any, adapters: LoraInput) -> Any:
     split_count = max(1, min(MAX_SPLITS, width // SPLIT_COLUMNS))
     tile_ranks, programs = rank_tiles(a.shape[0], adapters.rank)
     joint_targets = targets if _fits_together(a, adapters) else 1
-    tile_tokens, columns = down_tile_tokens(gpu_properties(x.device)[0]), 256 // x.element_size()
+    # Three tiles in 16 bits take 48 KiB on Hopper, half before it.
+    tile_tokens, columns = 64 if gpu_properties(x.device)[0] >= HOPPER else 32, 256 // x.element_size()
     sums = torch.empty((targets * split_count, tokens, adapters.rank), dtype=torch.float32, device=x.device)
     _lora_down[(ceil_div(tokens, tile_tokens), split_count, 1 if joint_targets > 1 else programs)](
         x, a, sums, tokens, width, *adapters.mask_arguments(x), RANK=adapters.rank, DROPS=adapters.p > 0,
@@ -131,16 +132,6 @@ def down(x: Any, a: Any, adapters: LoraInput) -> Any:
         TOKENS=tile_tokens, RANKS=tile_ranks, COLUMNS=columns, num_warps=4, num_stages=3,
     )  # fmt: skip
     return sum_parts(sums, tuple(range(0, (targets + 1) * split_count, split_count)), x.dtype, adapters.scale)
-
-
-def backward_warps(capability: tuple[int, int]) -> int:
-    """Return the warps of a program of `backward_`; two are the fastest where more programs share a multiprocessor."""
-    return 2 if capability >= HOPPER else 4
-
-
-def down_tile_tokens(capability: tuple[int, int]) -> int:
-    """Return the tokens of a tile of `down`: three tiles in 16 bits take 48 KiB on Hopper, half before it."""
-    return 64 if capability >= HOPPER else 32
 
 
 def sum_parts(sums: Any, firsts: tuple[int, ...], dtype: Any, scale: float = 1.0) -> Any:
@@ -174,6 +165,8 @@ def backward_(d_x: Any, d_u: Any, a: Any, x: Any, adapters: LoraInput) -> Any:
     source, scales, weight = x.tensors if is_swiglu or isinstance(x, NormedInput) else (d_u if x is None else x,) * 3
     targets, ranks = rows // adapters.rank, rank_tiles(rows, adapters.rank)[0]
     joint = MAX_JOINT_RANKS // ranks
+    # Two are the fastest where more programs share a multiprocessor.
+    warps = 2 if gpu_properties(d_u.device)[0] >= HOPPER else 4
     for target in range(0, targets, joint):
         for rank in range(0, adapters.rank, ranks):
             row = target * adapters.rank + rank
@@ -184,7 +177,7 @@ def backward_(d_x: Any, d_u: Any, a: Any, x: Any, adapters: LoraInput) -> Any:
                 DROPS=adapters.p > 0, NORMED=isinstance(x, NormedInput), IS_SWIGLU=is_swiglu,
                 IN_BLOCKS=source.dtype == torch.int8, BLOCK=BLOCK, ADDS=d_x is not None, SUMS=x is not None,
                 SPLIT=SPLIT_TOKENS, TOKENS=TOKENS, RANKS=ranks, COLUMNS=COLUMNS,
-                num_warps=backward_warps(gpu_properties(d_u.device)[0]), num_stages=3 if is_swiglu else 1,
+                num_warps=warps, num_stages=3 if is_swiglu else 1,
             )  # fmt: skip
     return None if d_a is None else d_a.sum(0)
 

@@ -41,7 +41,8 @@ def out_gradients(d_y: Any, b: Any, u: Any, columns: tuple[slice, ...], adapters
     if not uses_triton(d_y):
         return out_gradient_reference(d_y, b, columns), out_weight_gradient_reference(d_y, u, columns, adapters)
     tokens, width = d_y.shape
-    split = backward_tokens(gpu_properties(d_y.device)[0])
+    # Tokens of a program: as many as fit in registers without spilling.
+    split = 256 if gpu_properties(d_y.device)[0] >= HOPPER else 128
     chunk = BACKWARD_COLUMNS * max(4, min(16, next_power_of_2(width) // 1024))
     counts = [ceil_div(part.stop - part.start, chunk) for part in columns]
     firsts = (0, *accumulate(counts))
@@ -54,11 +55,6 @@ def out_gradients(d_y: Any, b: Any, u: Any, columns: tuple[slice, ...], adapters
         COLUMNS=2 * BACKWARD_COLUMNS // d_y.element_size(), num_warps=8, num_stages=3,
     )  # fmt: skip
     return sum_parts(u_parts, firsts, d_y.dtype), b_parts.sum(0)
-
-
-def backward_tokens(capability: tuple[int, int]) -> int:
-    """Return the tokens of a program of backward: as many as fit in registers without spilling."""
-    return 256 if capability >= HOPPER else 128
 
 
 # In plain PyTorch -----------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def test_a_product_with_all_side_inputs(tokens, height, width, tiles):
                 assert relative_error(actual, expected) < 4e-3
                 assert torch.equal(actual, matmul.product(a, right, side_inputs, dtype=torch.bfloat16, tiles=tiles))
                 if height % row_quant.BLOCK == 0:
-                    blocks = matmul.product_as_blocks(a, right, side_inputs, dtype=torch.bfloat16, tiles=tiles)
+                    blocks = matmul.product(a, right, side_inputs, dtype=torch.bfloat16, in_blocks=True, tiles=tiles)
                     reference = row_quant.quantize_blocks_reference(expected, torch.bfloat16)
                     assert relative_error(blocks.scales, reference.scales) < 1e-4
                     assert int((blocks.values.int() - reference.values.int()).abs().max()) <= 1
@@ -193,7 +193,7 @@ def test_non_finite_rows_stay_non_finite_and_tiny_ones_become_zero():
     assert not y[[2, 3]].isfinite().any()
     assert (y[[1, 4]] == 0).all()
     wide = row_quant.quantize_rows(random(128, 128))
-    kept = row_quant.dequantize(matmul.product_as_blocks(row_quant.quantize_rows(x), wide, dtype=torch.bfloat16))
+    kept = row_quant.dequantize(matmul.product(row_quant.quantize_rows(x), wide, dtype=torch.bfloat16, in_blocks=True))
     assert torch.equal(kept.isfinite().all(1).cpu(), torch.tensor([True, True, False, False, True, True]))
     in_rows, _ = int8_swiglu.swiglu_rows(x, outliers(64))
     assert torch.equal(in_rows.scales.isfinite().cpu(), torch.tensor([True, True, False, False, True, True]))

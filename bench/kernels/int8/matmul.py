@@ -23,7 +23,6 @@ import torch
 from bench.kernels import triton_compat
 from bench.kernels.int8.row_quant import (
     BLOCK,
-    QuantizedBlocks,
     QuantizedRows,
     empty_blocks,
     max_with_nan,
@@ -31,9 +30,18 @@ from bench.kernels.int8.row_quant import (
     round_to_int8,
     scale_and_inverse,
 )
-from bench.kernels.triton_compat import TensorDescriptor, ceil_div, gpu_properties, jit, tl, uses_triton
+from bench.kernels.triton_compat import (
+    TensorDescriptor,
+    ceil_div,
+    gpu_properties,
+    jit,
+    next_power_of_2,
+    tl,
+    uses_triton,
+)
 
 MAX_TARGETS = 3  # adapters of one product: q, k and v
+MIN_SUM = 16  # terms of a product in Triton
 GROUP_TILES = 8  # tiles of tokens that share a tile of columns in the cache
 
 
@@ -79,37 +87,17 @@ def product(
     side_inputs: SideInputs = NO_SIDE_INPUTS,
     *,
     dtype: Any,
+    in_blocks: bool = False,
     tiles: Tiles | None = None,
 ) -> Any:
-    """Return y (T, N) in `dtype`."""
+    """Return y (T, N) in `dtype`; `in_blocks`, as `QuantizedBlocks` of such numbers: N is a multiple of BLOCK."""
+    (tokens, inner), width = a.values.shape, len(b.values)
     if not uses_triton(a.values):
+        if in_blocks:
+            return quantize_blocks_reference(product_reference(a, b, side_inputs, torch.float32), dtype)
         return product_reference(a, b, side_inputs, dtype)
-    y = torch.empty((len(a.values), len(b.values)), dtype=dtype, device=a.values.device)
-    _launch(a, b, side_inputs, y, None, tiles)
-    return y
-
-
-def product_as_blocks(
-    a: QuantizedRows,
-    b: QuantizedRows,
-    side_inputs: SideInputs = NO_SIDE_INPUTS,
-    *,
-    dtype: Any,
-    tiles: Tiles | None = None,
-) -> QuantizedBlocks:
-    """Return y in INT8, for numbers of `dtype`; N is a multiple of BLOCK."""
-    if not uses_triton(a.values):
-        return quantize_blocks_reference(product_reference(a, b, side_inputs, torch.float32), dtype)
-    y = empty_blocks(len(a.values), len(b.values), dtype, a.values.device)
-    _launch(a, b, side_inputs, y.values, y.scales, tiles)
-    return y
-
-
-def _launch(
-    a: QuantizedRows, b: QuantizedRows, side_inputs: SideInputs, y: Any, scales: Any, tiles: Tiles | None
-) -> None:
-    tokens, inner = a.values.shape
-    width = len(b.values)
+    blocks = empty_blocks(tokens, width, dtype, a.values.device) if in_blocks else None
+    y = torch.empty((tokens, width), dtype=dtype, device=a.values.device) if blocks is None else blocks.values
     capability, processors = gpu_properties(y.device)
     tiles = tiles or tiles_for(capability)
     grid = ceil_div(tokens, tiles.tokens) * ceil_div(width, BLOCK)
@@ -121,16 +109,17 @@ def _launch(
     outlier_count = 0 if side_inputs.outlier_weights is None else side_inputs.outlier_weights.shape[1]
     target_count = len(side_inputs.columns)
     _int8_matmul[(programs,)](
-        left, right, y, y if scales is None else scales, a.scales, y if b.scales is None else b.scales,
+        left, right, y, y if blocks is None else blocks.scales, a.scales, y if b.scales is None else b.scales,
         y if not outlier_count else a.outliers, y if not outlier_count else side_inputs.outlier_weights,
         y if not target_count else side_inputs.u, y if not target_count else side_inputs.work_b, tokens, width, inner,
-        outlier_count, side_inputs.rank * target_count, *column_edges(side_inputs.columns),
-        IN_BLOCKS=scales is not None, HAS_SCALES=b.scales is not None, HAS_OUTLIERS=outlier_count > 0,
-        OUTLIERS=_padded_size(outlier_count), TARGETS=target_count, RANK=side_inputs.rank,
-        RANKS=_padded_size(side_inputs.rank), TOKENS=tiles.tokens, COLUMNS=BLOCK, INNER=tiles.inner, GROUP=GROUP_TILES,
-        TMA=tiles.tma, PROGRAMS=programs, PERSISTENT=tiles.persistent_programs > 0, num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        outlier_count, side_inputs.rank * target_count, *column_edges(side_inputs.columns), IN_BLOCKS=in_blocks,
+        HAS_SCALES=b.scales is not None, HAS_OUTLIERS=outlier_count > 0,
+        OUTLIERS=max(MIN_SUM, next_power_of_2(outlier_count)), TARGETS=target_count, RANK=side_inputs.rank,
+        RANKS=max(MIN_SUM, next_power_of_2(side_inputs.rank)), TOKENS=tiles.tokens, COLUMNS=BLOCK, INNER=tiles.inner,
+        GROUP=GROUP_TILES, TMA=tiles.tma, PROGRAMS=programs, PERSISTENT=tiles.persistent_programs > 0,
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
+    return y if blocks is None else blocks
 
 
 def tiles_for(capability: tuple[int, int]) -> Tiles:
@@ -155,11 +144,6 @@ def product_reference(a: QuantizedRows, b: QuantizedRows, side_inputs: SideInput
         part = side_inputs.u[:, target * side_inputs.rank : (target + 1) * side_inputs.rank]
         y[:, columns] += part.float() @ side_inputs.work_b[columns].float().T
     return y.to(dtype)
-
-
-def _padded_size(count: int) -> int:
-    """Return the tile length for a sum of `count` terms: a power of two, at least Triton's minimum of 16."""
-    return max(16, 1 << max(0, count - 1).bit_length())
 
 
 @jit

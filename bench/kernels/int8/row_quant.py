@@ -22,13 +22,12 @@ The product's kernel writes them: its tile is BLOCK columns wide. They take half
 SwiGLU and in memory, and add 0.7 % of rounding error to numbers that already have 1.5 % from the INT8 product.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from bench.kernels.triton_compat import jit, next_power_of_2, tl, uses_triton
+from bench.kernels.triton_compat import ceil_div, jit, next_power_of_2, tl, uses_triton
 
 MAX_INT8 = 127.0
 MIN_MAGNITUDE = 1e-30
@@ -47,16 +46,12 @@ class QuantizedRows:
     outliers: Any = None
     dtype: Any = None
 
-    def split(self, parts: int) -> list["QuantizedRows"]:
-        """Split the rows into at most `parts` views; without outlier columns."""
-        pieces = split_rows(parts, self.values, self.scales)
-        return [QuantizedRows(values=values, scales=scales, dtype=self.dtype) for values, scales in pieces]
 
-
-def split_rows(parts: int, *tensors: Any) -> Iterator[tuple[Any, ...]]:
-    """Split the tensors' rows into at most `parts` views."""
-    rows = -(-len(tensors[0]) // parts)
-    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+def split(matrix: Any, parts: int) -> list[Any]:
+    """Split the rows of `QuantizedRows` without outlier columns, or `QuantizedBlocks`, into at most `parts` views."""
+    rows = ceil_div(len(matrix.values), parts)
+    pieces = zip(matrix.values.split(rows), matrix.scales.split(rows), strict=True)
+    return [replace(matrix, values=values, scales=scales) for values, scales in pieces]
 
 
 def empty_rows(tokens: int, width: int, dtype: Any, device: Any, *, outliers: int = 0) -> QuantizedRows:
@@ -230,11 +225,6 @@ class QuantizedBlocks:
     values: Any
     scales: Any
     dtype: Any
-
-    def split(self, parts: int) -> list["QuantizedBlocks"]:
-        """Split the rows into at most `parts` views, like `row_quant.split_rows`."""
-        pieces = split_rows(parts, self.values, self.scales)
-        return [QuantizedBlocks(values=values, scales=scales, dtype=self.dtype) for values, scales in pieces]
 
 
 def empty_blocks(tokens: int, width: int, dtype: Any, device: Any) -> QuantizedBlocks:

@@ -25,7 +25,7 @@ import torch
 
 from bench.kernels import lora, lora_out, nf4
 from bench.kernels.int8.matmul import SideInputs
-from bench.kernels.int8.row_quant import OutlierColumns, QuantizedBlocks, QuantizedRows
+from bench.kernels.int8.row_quant import OutlierColumns, QuantizedBlocks, QuantizedRows, split
 from bench.kernels.int8.swiglu import swiglu_backward_rows, swiglu_rows
 from bench.kernels.lora import LoraInput, MaskSeed
 from bench.kernels.swiglu import swiglu, swiglu_backward_
@@ -142,7 +142,7 @@ class FusedLinear:
     ) -> QuantizedRows:
         """Compute `activation_gradient` without adapters, with the tokens in `parts`, one d_act for each part."""
         scales = []
-        for part in gate_up.split(parts):
+        for part in split(gate_up, parts):
             quantized, _ = swiglu_backward_rows(part, next(d_acts), self.factors)
             if quantized.values is not part.values:  # without a GPU the kernel does not work in place
                 part.values.copy_(quantized.values)

@@ -13,7 +13,7 @@ import torch
 
 from bench.kernels import nf4
 from bench.kernels.int8 import row_quant, weight_quant
-from bench.kernels.int8.matmul import SideInputs, product, product_as_blocks
+from bench.kernels.int8.matmul import SideInputs, product
 from bench.kernels.int8.row_quant import BLOCK, OutlierColumns, QuantizedRows
 
 MAX_OUTLIER_COLUMNS = 32
@@ -52,8 +52,8 @@ class Int8Linear:
             values = weight_quant.quantize_rotated(self._parts, scales)
         side_inputs = dataclasses.replace(side_inputs, outlier_weights=self._outlier_weights)
         in_blocks = in_blocks and len(self.scales) % (2 * BLOCK) == 0
-        multiply = product_as_blocks if in_blocks else product
-        return multiply(x_int8, QuantizedRows(values=values, scales=scales), side_inputs, dtype=x_int8.dtype)
+        b = QuantizedRows(values=values, scales=scales)
+        return product(x_int8, b, side_inputs, dtype=x_int8.dtype, in_blocks=in_blocks)
 
     def input_gradient(self, d_y: Any, d_y_int8: QuantizedRows | None) -> Any:
         """Compute d_x (T, K) in d_y's dtype. `d_y_int8` is d_y times `scales` in 8 bits, if already quantized."""
@@ -66,7 +66,7 @@ class Int8Linear:
         values = self._held_transposed
         if values is None:
             values = weight_quant.quantize_transposed(self._parts, self.scales)
-        for part in d_y_int8.split(parts):
+        for part in row_quant.split(d_y_int8, parts):
             yield product(part, QuantizedRows(values=values), dtype=d_y_int8.dtype)
 
     def _choose_outliers(self, x: Any) -> None:

@@ -130,7 +130,7 @@ def test_a_product_in_blocks_moves_no_number_by_more_than_half_a_step_of_its_blo
         row_quant.quantize_rows(torch.randn(256, 64) * torch.logspace(-2, 2, 256)[:, None]),
     )
     exact = matmul.product(a, b, dtype=torch.float32)
-    actual = matmul.product_as_blocks(a, b, dtype=torch.float32)
+    actual = matmul.product(a, b, dtype=torch.float32, in_blocks=True)
     moved = (row_quant.dequantize(actual) - exact).abs().unflatten(1, (-1, row_quant.BLOCK))
     assert (moved <= 1.001 * STEP * exact.abs().unflatten(1, (-1, row_quant.BLOCK)).amax(-1, keepdim=True)).all()
 
