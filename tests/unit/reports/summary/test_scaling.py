@@ -29,15 +29,6 @@ def speedups(*results, single_rates=None):
 KEY = configuration_key(ranks(1, 1.0))
 
 
-def test_the_published_table_comes_out_as_published():
-    known = speedups(ranks(1, 1.46), ranks(2, 2.85), ranks(4, 5.50))
-    on_one, on_two, on_four = scalings(KEY, known)
-    assert (on_one.speedup, on_one.is_measured) == (1.0, True)
-    assert (on_two.speedup, on_two.is_measured) == (pytest.approx(1.952, abs=1e-3), True)
-    assert (on_four.speedup, on_four.is_measured) == (pytest.approx(3.767, abs=1e-3), True)
-    assert on_four.source == "measured: ddp-4"
-
-
 OTHER_KEY = configuration_key(synthetic.result(synthetic.planned((synthetic.trial("baseline"),), ["worker-1"])[0]))
 
 

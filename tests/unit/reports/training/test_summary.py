@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -144,19 +143,8 @@ def test_a_training_that_was_not_collected_names_the_command(tmp_path: Path) -> 
         training_facts.read(folder)
 
 
-@pytest.mark.parametrize(
-    ("change", "token"),
-    [
-        (lambda content: content, None),
-        (lambda content: content[:-20], "1 of 5 lines"),
-        (lambda content: b"".join(content.splitlines(keepends=True)[:2]), "1 of 1 result"),
-    ],
-)
-def test_a_damaged_ledger_is_a_rejected_file(
-    change: Callable[[bytes], bytes], token: str | None, tmp_path: Path
-) -> None:
+def test_a_damaged_ledger_is_a_rejected_file(tmp_path: Path) -> None:
     ledger = write_run(tmp_path) / "ledger.jsonl"
-    ledger.write_bytes(change(ledger.read_bytes()))
-    rejected = training_facts.read(tmp_path).rejected
-    assert [file.file for file in rejected] == ([] if token is None else ["ledger.jsonl"])
-    assert all(token is not None and token in file.reason for file in rejected)
+    assert training_facts.read(tmp_path).rejected == ()
+    ledger.write_bytes(ledger.read_bytes()[:-20])
+    assert [file.file for file in training_facts.read(tmp_path).rejected] == ["ledger.jsonl"]
