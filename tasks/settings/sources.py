@@ -102,34 +102,25 @@ def display_path(path: Path) -> str:
 
 
 def read_file(path: Path) -> tuple[dict[Any, Any], Callable[[Keys], str]]:
-    """Read a settings file: its sections, and a function that returns the place of a key in it. Raises UsageError."""
-    if path.suffix.removeprefix(".") not in _SUFFIXES:
-        raise UsageError(f"{display_path(path)}: expected a name that ends in .yaml, .yml or .json")
-    data, node = parse(read_text(path), path)
-    return data, lambda keys: f"{display_path(path)}{_line_of(node, keys)}"
+    """Read a settings file, YAML or JSON: its sections, which are not to be changed, and the source of each key.
 
-
-def read_text(path: Path) -> str:
-    """Read a settings file. Raises UsageError."""
-    try:
-        return read_regular(path, max_bytes=_MAX_FILE_BYTES).decode("utf-8-sig")
-    except FileNotFoundError as error:
-        raise UsageError(f"{display_path(path)}: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{display_path(path)}: expected UTF-8 text") from error
-    except OSError as error:
-        raise UsageError(f"{display_path(path)}: cannot be read: {error.strerror}") from error
-
-
-def parse(text: str, path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
-    """Parse the text of a settings file to its sections, which are not to be changed, and their YAML node.
-
-    Raises UsageError that names `path`.
+    Raises UsageError.
     """
-    data, node = _parse_yaml(text, path)  # JSON is YAML, too
+    name = display_path(path)
+    if path.suffix.removeprefix(".") not in _SUFFIXES:
+        raise UsageError(f"{name}: expected a name that ends in .yaml, .yml or .json")
+    try:
+        text = read_regular(path, max_bytes=_MAX_FILE_BYTES).decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise UsageError(f"{name}: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name}: expected UTF-8 text") from error
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read: {error.strerror}") from error
+    data, node = _parse_yaml(text, name)
     if data is not None and not isinstance(data, dict):
-        raise UsageError(f"{display_path(path)}:1: expected sections such as `fleet:`, found {found_text(data)}")
-    return data or {}, node
+        raise UsageError(f"{name}:1: expected sections such as `fleet:`, found {found_text(data)}")
+    return data or {}, lambda keys: f"{name}{_line_of(node, keys)}"
 
 
 def parse_text(text: str) -> Any:
@@ -139,8 +130,7 @@ def parse_text(text: str) -> Any:
 
 
 @functools.lru_cache(maxsize=8)  # a command loads its settings several times
-def _parse_yaml(text: str, path: Path) -> tuple[Any, yaml.Node | None]:
-    name = display_path(path)
+def _parse_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
     try:
         _check_structure(text)
         loader = _Loader(text)
