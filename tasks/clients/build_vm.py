@@ -68,36 +68,31 @@ def resolve_tmpdir(settings: Settings, host: Host, flag: str | None) -> str:
     return tmp.rstrip("/") or "/"
 
 
+# The error of a task and its remedy, by the kind of a job's failure and by the class of another error.
+_JOB_ERRORS: dict[str, tuple[type[TaskFailed], str]] = {
+    **dict.fromkeys(("unauthorized", "forbidden", "absent", "usage"), (UsageError, "")),
+    "refused": (ConfirmationRequired, ""),
+    "full": (RetryableError, "free space there, then `{}` resumes from the cache"),
+    "transient": (RetryableError, "retry with `{}`"),
+    "changed": (RetryableError, "`{}`"),
+    **dict.fromkeys(("stopped", "lost"), (RetryableError, "`{}` restarts it")),
+}
+_ERRORS: tuple[tuple[tuple[type[HostError], ...], type[TaskFailed], str], ...] = (
+    ((HostKeyRefused, WorkdirUnsafe, ModelDamaged), ConfirmationRequired, ""),
+    ((EngineDown,), RetryableError, "then `{}`"),
+    ((InvalidAddress, LoginRefused, EngineError, ContextError, WorkdirError), UsageError, ""),
+    ((TooMuchOutput,), TaskFailed, ""),  # a retry would print the same output
+    ((HostError,), RetryableError, "`{}` retries"),
+)
+
+
 def to_task_error(error: HostError, retry_command: str) -> TaskFailed:
     """Translate an error of the VM to a task error, with the retry command if the message has no remedy."""
-    if isinstance(error, (HostKeyRefused, WorkdirUnsafe, ModelDamaged)):
-        return ConfirmationRequired.from_error(error)
-    if isinstance(error, EngineDown):
-        return RetryableError.from_error(error, remedy=f"then `{retry_command}`")
-    if isinstance(error, (InvalidAddress, LoginRefused, EngineError, ContextError, WorkdirError)):
-        return UsageError.from_error(error)
-    if isinstance(error, TooMuchOutput):  # a retry would print the same output
-        return TaskFailed.from_error(error)
     if isinstance(error, JobFailed):
-        return _from_job_error(error, retry_command)
-    return RetryableError.from_error(error, remedy=f"`{retry_command}` retries")
-
-
-def _from_job_error(error: JobFailed, retry_command: str) -> TaskFailed:
-    remedies = {
-        "full": f"free space there, then `{retry_command}` resumes from the cache",
-        "transient": f"retry with `{retry_command}`",
-        "changed": f"`{retry_command}`",
-        "stopped": f"`{retry_command}` restarts it",
-        "lost": f"`{retry_command}` restarts it",
-    }
-    if error.kind in ("unauthorized", "forbidden", "absent", "usage"):
-        return UsageError.from_error(error)
-    if error.kind == "refused":
-        return ConfirmationRequired.from_error(error)
-    if error.kind in remedies:
-        return RetryableError.from_error(error, remedy=remedies[error.kind])
-    return TaskFailed.from_error(error)
+        kind, remedy = _JOB_ERRORS.get(error.kind, (TaskFailed, ""))
+    else:
+        kind, remedy = next((kind, remedy) for classes, kind, remedy in _ERRORS if isinstance(error, classes))
+    return kind.from_error(error, remedy=remedy.format(retry_command))
 
 
 def print_job_line(elapsed_sec: float, stage: str, text: str) -> None:

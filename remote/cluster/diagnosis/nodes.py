@@ -271,8 +271,6 @@ def _is_device_plugin(pod: Object) -> bool:
 
 
 def _pod_state(pod: Object) -> str:
-    for container in pod.get("status", {}).get("containerStatuses") or []:
-        waiting = container.get("state", {}).get("waiting")
-        if waiting:
-            return str(waiting.get("reason", "waiting"))
-    return str(pod.get("status", {}).get("phase", "?"))
+    status = pod.get("status", {})
+    states = [container.get("state", {}).get("waiting") for container in status.get("containerStatuses") or []]
+    return str(next((state.get("reason", "waiting") for state in states if state), status.get("phase", "?")))

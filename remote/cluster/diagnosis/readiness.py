@@ -94,11 +94,8 @@ def _preference(pod: Object) -> tuple[bool, bool, str]:
 def _row(job: str, index: int, pod: Object, events: Sequence[Object], provider: Provider) -> PodRow:
     status, ready = pod.get("status", {}), is_ready(pod)
     phase, containers = str(status.get("phase", "?")), status.get("containerStatuses") or []
-    waiting = [
-        container["state"]["waiting"].get("reason", "")
-        for container in containers
-        if container.get("state", {}).get("waiting")
-    ]
+    states = [container.get("state", {}).get("waiting") for container in containers]
+    waiting = [state.get("reason", "") for state in states if state]
     if pod["metadata"].get("deletionTimestamp"):
         state = "Terminating"
     elif ready:
