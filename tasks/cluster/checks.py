@@ -19,7 +19,7 @@ from remote.hosts.pods.kubectl import Forbidden
 from tasks.cluster.node_list import capacity, check_capacity, check_gpu_products, node_reports, print_nodes
 from tasks.errors import ConfirmationRequired, results_write_errors
 from tasks.faults import CheckStatus, Fault
-from tasks.fleet.pending_results import PendingRun, discard, foreign_active_jobs, has_training_ended, pending_runs
+from tasks.fleet.pending_results import discard, foreign_active_jobs, has_training_ended, pending_runs
 
 NOTHING_CHANGED = "nothing was changed"
 NO_PERMISSION = Fault(
@@ -121,14 +121,14 @@ class ResultsGuard:
     pods: PodsSection
     discards: bool
 
-    def check(self, cluster_plan: ClusterPlan) -> list[PendingRun]:
+    def check(self, cluster_plan: ClusterPlan) -> Mapping[Path, str]:
         """Return the runs whose results are lost with the pods that the plan deletes.
 
         Raises ConfirmationRequired if there are any, unless `discards`.
         """
         ending, ended = cluster_plan.pod_ending_actions, cluster_plan.with_verb(Verb.REPLACE, Verb.DELETE)
         if not ending:
-            return []
+            return {}
         trainings = [a for a in ending if a.live and is_training(a.live)] if not self.discards else []
         for action in trainings:
             if action.live and not has_training_ended(self.results_folder, action.live):
@@ -139,7 +139,7 @@ class ResultsGuard:
             return lost
         if lost:
             more = f"; and {len(lost) - 3} more" if len(lost) > 3 else ""
-            lines = "; ".join(run.description for run in lost[:3])
+            lines = "; ".join(list(lost.values())[:3])
             raise _would_lose(f"{ending[0].title} would be deleted with results in its pods: {lines}{more}")
         if busy := foreign_active_jobs(self.results_folder, self.cluster, self.pods):
             problem = f"{ending[0].title} would be deleted with running jobs: {'; '.join(busy[:3])}"
@@ -155,7 +155,7 @@ class ResultsGuard:
             return str(error)
         return None
 
-    def record_discarded(self, lost: list[PendingRun]) -> None:
+    def record_discarded(self, lost: Mapping[Path, str]) -> None:
         """Record the runs as discarded. Raises UsageError."""
         with results_write_errors(self.results_folder):
             discard(lost)

@@ -4,8 +4,8 @@ A run is pending until all its files are on this machine, or until the operator 
 clocks of this machine and of the cluster can differ by hours, and a run could seem older than its pods.
 """
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.records.atomic_files import sha256_of
@@ -28,21 +28,13 @@ from tasks.fleet.run_store import TRAIN, resume_command
 DISCARDED_FILE = "discarded"  # marks a run's folder: the operator gave up its results in the pods
 
 
-@dataclass(frozen=True, kw_only=True)
-class PendingRun:
-    """A run that is not fully collected: its folder, and one line with what is missing and which command fetches it."""
-
-    folder: Path
-    description: str
-
-
-def pending_runs(results_folder: Path, target: Target, *, is_volume_kept: bool = False) -> list[PendingRun]:
-    """List the runs over this namespace's pods that are not fully collected.
+def pending_runs(results_folder: Path, target: Target, *, is_volume_kept: bool = False) -> dict[Path, str]:
+    """Map the folders of runs over this namespace's pods to what is missing and the command that fetches it.
 
     With `is_volume_kept`, an ended run whose results are on the shared volume is not listed: other pods can read them.
     Not covered: runs planned on another operator's machine.
     """
-    pending = []
+    pending = {}
     for path in sorted(results_folder.glob(f"*/{RUN_FILE}")):
         folder = path.parent
         if folder.is_symlink() or (folder / DISCARDED_FILE).exists():  # latest is a link
@@ -50,8 +42,7 @@ def pending_runs(results_folder: Path, target: Target, *, is_volume_kept: bool =
         try:
             run = RunRecord.read(path)
         except ResultError as error:
-            text = f"{folder.name}: cannot be read, so it may not be collected: {error}"
-            pending.append(PendingRun(folder=folder, description=text))
+            pending[folder] = f"{folder.name}: cannot be read, so it may not be collected: {error}"
             continue
         # Compare addresses, not context names: a context can be renamed while the pods stay the same.
         cluster, connector = run.provenance.get("cluster") or {}, CONNECTORS.get(run.fleet_kind)
@@ -62,7 +53,7 @@ def pending_runs(results_folder: Path, target: Target, *, is_volume_kept: bool =
             continue
         reason = missing_reason(folder, run)
         if reason is not None and not (is_safe and _has_shared_results(run)):
-            pending.append(PendingRun(folder=folder, description=f"run {run.run_id}: {reason}"))
+            pending[folder] = f"run {run.run_id}: {reason}"
     return pending
 
 
@@ -89,11 +80,11 @@ def foreign_active_jobs(results_folder: Path, cluster: Cluster, pods: PodsSectio
         return [line for line in pool.map(describe_foreign_job, hosts) if line is not None]
 
 
-def discard(runs: list[PendingRun]) -> None:
+def discard(pending: Mapping[Path, str]) -> None:
     """Mark these runs as discarded, and print them. Raises OSError."""
-    for run in runs:
-        print(f"discarded: {run.description}", flush=True)
-        (run.folder / DISCARDED_FILE).touch()
+    for folder, description in pending.items():
+        print(f"discarded: {description}", flush=True)
+        (folder / DISCARDED_FILE).touch()
 
 
 def _has_shared_results(run: RunRecord) -> bool:
