@@ -109,12 +109,15 @@ def make_batches(
     stack: Stack, trial: Trial, rows: list[Row], tokenizer: Any, *, pin_memory: bool
 ) -> Generator[Batch, None, None]:
     """Yield all micro-batches of the trial in order, from a DataLoader with `data_workers` processes."""
-    padding = padding_token(tokenizer)
+    collate: Any = PaddedCollate(trial.max_seq_len, padding_token(tokenizer))
+    if trial.layout == "varlen":
+        positions, short = trial.micro_batch_size * trial.max_seq_len, read_separation(Path(trial.model)).short
+        collate = Unpacked(trial.max_seq_len, positions, padding_token(tokenizer), short=short)
     loader = stack.torch.utils.data.DataLoader(
         [rows[index % len(rows)] for index in range(rows_needed(trial))],
         batch_size=rows_per_batch(trial),
         num_workers=trial.data_workers,
-        collate_fn=_collate_function(trial, padding),
+        collate_fn=collate,
         worker_init_fn=_reset_signals,
         pin_memory=pin_memory,
     )
@@ -155,13 +158,6 @@ def _ids_and_labels(rows: list[Row], length: int, padding: int) -> dict[str, Any
         if row.targets is not None:
             targets[:useful].masked_fill_(torch.tensor(list(row.targets)) == 0, IGNORE_INDEX)
     return {"input_ids": input_ids, "labels": labels}
-
-
-def _collate_function(trial: Trial, padding: int) -> Any:
-    if trial.layout == "varlen":
-        short = read_separation(Path(trial.model)).short
-        return Unpacked(trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, padding, short=short)
-    return PaddedCollate(trial.max_seq_len, padding)
 
 
 class Unpacked:

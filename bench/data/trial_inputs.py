@@ -30,11 +30,6 @@ DataContent: TypeAlias = tuple[DataFacts, list[Conversation]]
 DataReader: TypeAlias = Callable[[Path, DataOptions], DataContent]
 
 
-def check_trial(trial: Trial) -> Inputs:
-    """Check a trial's inputs as far as possible without torch. Raises InputError."""
-    return _check(trial, check_model, read_data)
-
-
 def check_trials(trials: Iterable[Trial]) -> None:
     """Check trials like `check_trial`, reading each folder and file once. Raises InputError with the trial's id.
 
@@ -53,7 +48,7 @@ def check_trials(trials: Iterable[Trial]) -> None:
             if trial.workload.has_training:
                 check_trial_model(trial, load_model)
             else:
-                _check(trial, load_model, load_data)
+                check_trial(trial, load_model, load_data)
         except InputError as error:
             raise InputError(f"trial {trial.trial_id}: {error}") from error
 
@@ -63,7 +58,10 @@ def data_options(trials: Iterable[Trial], data: str) -> DataOptions:
     return next((trial.reading for trial in trials if trial.data == data), DEFAULT_DATA_OPTIONS)
 
 
-def _check(trial: Trial, load_model: Callable[[Path], ModelFacts], load_data: DataReader) -> Inputs:
+def check_trial(
+    trial: Trial, load_model: Callable[[Path], ModelFacts] = check_model, load_data: DataReader = read_data
+) -> Inputs:
+    """Check a trial's inputs as far as possible without torch. Raises InputError."""
     model = check_trial_model(trial, load_model)
     data, conversations = load_data(Path(trial.data), trial.reading)
     needed = trial.micro_batch_size * trial.world_size  # with fewer, a batch would contain a sample twice
