@@ -4,8 +4,7 @@ Each connection of the SDK is one `docker system dial-stdio` on the host, over t
 the engine as the engine's client does. Builds, pushes, saves and loads are jobs on the VM (`remote.agent.build_vm`).
 
 The client's TMPDIR has no effect on a build. BuildKit keeps context, layers and cache below the engine's data-root, and
-save, load and pull unpack in DOCKER_TMPDIR of the engine's own environment. Both folders are looked up with their file
-systems.
+save, load and pull unpack in its subfolder tmp, or in DOCKER_TMPDIR of the engine's own environment.
 """
 
 import contextlib
@@ -101,11 +100,10 @@ class EngineUsage:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskInfo:
-    """The VM's disks and models. `docker_tmpdir`, one of the folders, is None if it is not set or cannot be read."""
+    """The VM's disks and models."""
 
     folders: tuple[FolderInfo, ...]
     models: tuple[Mapping[str, Any], ...]
-    docker_tmpdir: str | None
 
     def folder(self, path: str) -> FolderInfo:
         return next(folder for folder in self.folders if folder.path == path)
@@ -131,7 +129,7 @@ def disk_info(host: Host, paths: Sequence[str], models: Sequence[tuple[str, str]
 
     def to_info(document: Any) -> DiskInfo:
         folders = tuple(FolderInfo(**fields) for fields in document["places"])
-        return DiskInfo(folders=folders, models=tuple(document["models"]), docker_tmpdir=document["docker_tmpdir"])
+        return DiskInfo(folders=folders, models=tuple(document["models"]))
 
     return read_json(host, command, "the output of disk_info", to_info, timeout_sec=_TIMEOUT_SEC)
 

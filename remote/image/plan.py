@@ -201,7 +201,7 @@ def plan(
         context=f"{spec.workdir}/context",
         data_root=facts.data_root,
         needs=_space_needs(spec, models, packed, tmp, root, existing),
-        notes=_notes(facts, tmp, root, disks),
+        notes=_notes(facts, tmp, root),
     )
 
 
@@ -350,12 +350,11 @@ def check_free_space(needs: Sequence[SpaceNeed], data_root: str) -> None:
             )
 
 
-def _notes(facts: EngineFacts, tmp: FolderInfo, root: FolderInfo, disks: DiskInfo) -> tuple[str, ...]:
+def _notes(facts: EngineFacts, tmp: FolderInfo, root: FolderInfo) -> tuple[str, ...]:
     shared = " (the same file system)" if tmp.device == root.device else ""
-    unpack = disks.docker_tmpdir or "its subfolder tmp (DOCKER_TMPDIR is not set, or cannot be read)"
     return (
         f"--tmpdir {tmp.path} ({tmp.kind}{shared}) holds models, our files, context and archives; "
         "the client's TMPDIR has no effect",
         f"the engine stores layers and cache in {root.path} ({root.kind}, {facts.storage_driver}); "
-        f"for save, load and pull it unpacks in {unpack}",
+        "for save, load and pull it unpacks in its subfolder tmp, or in its DOCKER_TMPDIR",
     )

@@ -45,9 +45,8 @@ def save_archive(context: Context, path: str, *, dry_run: bool = False) -> Comma
 def _check_free_space(host: Host, size: int, path: str, data_root: str) -> None:
     """Check for enough disk space: `docker save` unpacks the whole image before it writes. Raises UsageError."""
     disks = engine.disk_info(host, (path, data_root))
-    unpacked, remedy = "docker save unpacks the image there", "set DOCKER_TMPDIR for the engine to a larger disk"
     for folder, purpose, fix in (
-        (disks.docker_tmpdir or data_root, unpacked, remedy),
+        (data_root, "docker save unpacks the image there", "free some, or move the engine's data to a larger disk"),
         (path, "the archive", "choose a larger disk"),
     ):
         free = disks.folder(folder).free_bytes

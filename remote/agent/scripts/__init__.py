@@ -2,7 +2,7 @@
 
 None imports another module of ours.
 
-disk_info: file systems, models, and the engine's DOCKER_TMPDIR
+disk_info: file systems and models
 install: installs a program of several modules
 send_token: writes a secret from standard input to a job's named pipe
 """

@@ -1,9 +1,8 @@
-"""File systems, models and engine settings of the build VM, which a build plan needs, as one JSON line.
+"""File systems and models of the build VM, which a build plan needs, as one JSON line.
 
     python -c THIS '{"places": ["/mnt/fss", ...], "models": [["org--name", "/mnt/fss/..."], ...]}'
 
-For a folder that does not exist, its nearest existing parent is examined. DOCKER_TMPDIR is null if
-this user may not read it, and otherwise one of the places.
+For a folder that does not exist, its nearest existing parent is examined.
 """
 
 from __future__ import annotations
@@ -61,35 +60,11 @@ def model_info(name: str, folder: str) -> dict[str, Any]:
     return {"name": name, "folder": folder, "found": True, "sha256": digest, "files": files}
 
 
-def docker_tmpdir() -> str | None:
-    """Find DOCKER_TMPDIR of the running dockerd, or else of its systemd unit."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if process.joinpath("comm").read_bytes().strip() == b"dockerd":
-                pairs = process.joinpath("environ").read_bytes().decode(errors="replace").split("\0")
-                if value := find_tmpdir(pairs):
-                    return value
-        except OSError:
-            continue
-    try:
-        argv = ["systemctl", "show", "docker", "-p", "Environment"]
-        unit = subprocess.run(argv, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return find_tmpdir(unit.stdout.replace("Environment=", "").split())
-
-
-def find_tmpdir(pairs: list[str]) -> str | None:
-    return next((pair.split("=", 1)[1] for pair in pairs if pair.startswith("DOCKER_TMPDIR=")), None)
-
-
 def main() -> None:
     request = json.loads(sys.argv[1])
-    unpack_folder = docker_tmpdir()
     answer = {
-        "places": [folder_info(path) for path in (*request["places"], unpack_folder) if path],
+        "places": [folder_info(path) for path in request["places"]],
         "models": [model_info(name, folder) for name, folder in request["models"]],
-        "docker_tmpdir": unpack_folder,
     }
     sys.stdout.write(json.dumps(answer) + "\n")
 

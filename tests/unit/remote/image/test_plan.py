@@ -74,7 +74,6 @@ def disks(tmp: FolderInfo | None = None, models: tuple[dict[str, Any], ...] | No
     return DiskInfo(
         folders=(tmp or folder("/mnt/fss", 500, 1, kind="nfs4"),),
         models=(model(),) if models is None else models,
-        docker_tmpdir=None,
     )
 
 
