@@ -64,18 +64,7 @@ class Hop:
 
 def home_folder() -> Path:
     """Return the user's home as OpenSSH determines it: from the user database, not from HOME."""
-    return Path(_passwd_entry().pw_dir)
-
-
-def _passwd_entry() -> pwd.struct_passwd:
-    """Return this user's entry in the user database. Raises InvalidAddress if it is missing."""
-    try:
-        return pwd.getpwuid(os.getuid())
-    except KeyError as error:
-        raise InvalidAddress(
-            f"OpenSSH needs an entry for user {os.getuid()} in this machine's user database (/etc/passwd)",
-            remedy="add one, or log in as another user",
-        ) from error
+    return Path(pwd.getpwuid(os.getuid()).pw_dir)
 
 
 def resolve_route(destination: Destination) -> tuple[Hop, ...]:
@@ -135,7 +124,7 @@ def parse_hop(name: str, text: str) -> Hop:
     name = first_value("host") or name  # without the user and port of a destination
     hostname, user, port = first_value("hostname") or name, first_value("user") or "", int(first_value("port") or 22)
     tokens = {"%": "%", "h": hostname, "n": name, "p": str(port), "r": user, "d": str(home_folder())}
-    tokens |= {"u": _passwd_entry().pw_name}
+    tokens |= {"u": pwd.getpwuid(os.getuid()).pw_name}
 
     def expand(value: str) -> str:
         value = re.sub(r"%(.)", lambda token: tokens.get(token[1], token[0]), value)
