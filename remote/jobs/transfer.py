@@ -31,7 +31,6 @@ from remote.agent.shared.wire import RequestRefused
 from remote.hosts.host_protocol import CommandTimedOut, HostError, HostUnreachable
 from remote.jobs.job import Agent, ByteStream
 
-_FLUSH_BYTES = 8 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 _IDLE_SEC = 30.0
@@ -235,7 +234,6 @@ class PartialFile:
     file: FileIO
     digest: "hashlib._Hash"
     size: int
-    flushed_size: int = 0
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -266,17 +264,11 @@ class PartialFile:
             left = left[self.file.write(left) :]
         self.digest.update(piece)
         self.size += len(piece)
-        if self.size - self.flushed_size >= _FLUSH_BYTES and hasattr(os, "posix_fadvise"):
-            # Starts writing to the disk during the transfer, instead of at the final fsync.
-            os.posix_fadvise(
-                self.file.fileno(), self.flushed_size, self.size - self.flushed_size, os.POSIX_FADV_DONTNEED
-            )
-            self.flushed_size = self.size
 
     def clear(self) -> None:
         self.file.seek(0)
         self.file.truncate()
-        self.digest, self.size, self.flushed_size = hashlib.sha256(), 0, 0
+        self.digest, self.size = hashlib.sha256(), 0
 
 
 class Download:
