@@ -18,7 +18,7 @@ SEEDS = (
     *("gzip", "hostname", "libc-bin", "base-passwd", "ca-certificates", "libgomp1", "tini"),
 )
 RECORDED_ONLY = ("g++", "libpython{python}-dev")
-LEFT_OUT = re.compile(r"/usr/share/(doc|man|locale|info|lintian|bug|zoneinfo)/|/usr/lib/[^/]+/(gconv|test|pydoc_data)/")
+LEFT_OUT = re.compile(r"/usr/share/(doc|man|locale|info|lintian|bug|zoneinfo)/|/usr/lib/[^/]+/(gconv|test)/")
 MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # links into /usr on Debian 12 and Ubuntu 24.04
 EMPTY_FILES = ("var/lib/dpkg/available", "etc/apt/sources.list")  # no sources: apt-get update fetches nothing
 EMPTY_FOLDERS = ("tmp", "var/lib/dpkg/updates", "var/lib/apt/lists/partial", "var/cache/apt/archives/partial")
