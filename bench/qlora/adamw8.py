@@ -7,7 +7,7 @@ from bench.kernels.adamw8 import Codebook, Moments, TensorTable, Update, update_
 from bench.torch_stack import Stack
 
 
-def multi_tensor_adamw8bit(stack: Stack, groups: Sequence[dict[str, Any]], *, lr: float, weight_decay: float) -> Any:
+def multi_tensor_adamw8bit(stack: Stack, groups: Sequence[dict[str, Any]]) -> Any:
     """Make the optimizer. Its state has bitsandbytes' names and format, so it reads checkpoints of either."""
 
     class MultiTensorAdamW8bit(stack.bitsandbytes.optim.AdamW8bit):  # type: ignore[misc, name-defined]
@@ -28,7 +28,7 @@ def multi_tensor_adamw8bit(stack: Stack, groups: Sequence[dict[str, Any]], *, lr
                     updates[number](self, group)
 
     updates = [_GroupUpdate(number) for number in range(len(groups))]
-    return MultiTensorAdamW8bit(groups, lr=lr, weight_decay=weight_decay)
+    return MultiTensorAdamW8bit(groups)
 
 
 class _GroupUpdate:

@@ -180,35 +180,26 @@ def add_lora(stack: Stack, trial: Trial, model: Any) -> Any:
 
 def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement) -> tuple[Any, str]:
     """Return the optimizer of the adapters and its description. Paging needs CUDA's unified memory."""
-    parameters = list(parameter_groups(trial, model))
-    decay = weight_decay(trial)
+    groups, library = list(parameter_groups(trial, model)), stack.bitsandbytes.optim
     if trial.optimizer == "adamw_torch":
-        optimizer = stack.torch.optim.AdamW(
-            parameters, lr=trial.learning_rate, weight_decay=decay, fused=placement.is_cuda
-        )
+        optimizer = stack.torch.optim.AdamW(groups, fused=placement.is_cuda)
         return optimizer, "torch AdamW, 32 bit" + (", fused" if placement.is_cuda else "")
     if placement.is_cuda:
-        optimizer = stack.bitsandbytes.optim.PagedAdamW8bit(parameters, lr=trial.learning_rate, weight_decay=decay)
-        return optimizer, "bitsandbytes AdamW, 8 bit, paged"
+        return library.PagedAdamW8bit(groups), "bitsandbytes AdamW, 8 bit, paged"
     # On the CPU bitsandbytes' paged optimizer keeps its state in plain memory anyway.
-    optimizer = stack.bitsandbytes.optim.AdamW8bit(parameters, lr=trial.learning_rate, weight_decay=decay)
-    return optimizer, "bitsandbytes AdamW, 8 bit, not paged: there is no CUDA device"
-
-
-def weight_decay(trial: Trial) -> float:
-    return 0.0 if trial.training is None else trial.training.weight_decay
+    return library.AdamW8bit(groups), "bitsandbytes AdamW, 8 bit, not paged: there is no CUDA device"
 
 
 def parameter_groups(trial: Trial, model: Any) -> Iterator[dict[str, Any]]:
     """Yield trained parameters by learning rate: one group, or with LoRA+ (arXiv 2402.12354) the matrices A, then B."""
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    ratio = 1.0 if trial.training is None else trial.training.lora_plus_ratio
-    if ratio == 1.0:
-        yield {"params": [parameter for _, parameter in trained], "lr": trial.learning_rate}
-        return
-    for factor, is_b in ((1.0, False), (ratio, True)):
-        chosen = [parameter for name, parameter in trained if ("lora_B" in name) is is_b]
-        yield {"params": chosen, "lr": trial.learning_rate * factor}
+    ratio, decay = 1.0, 0.0
+    if trial.training is not None:
+        ratio, decay = trial.training.lora_plus_ratio, trial.training.weight_decay
+    parts = [(1.0, "")] if ratio == 1.0 else [(1.0, "lora_A"), (ratio, "lora_B")]
+    for factor, part in parts:
+        chosen = [parameter for name, parameter in trained if part in name]
+        yield {"params": chosen, "lr": trial.learning_rate * factor, "weight_decay": decay}
 
 
 class TrainingStep:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from bench import torch_stack
-from bench.qlora.recipes import int8
 from bench.qlora.step import choose_placement
 from bench.records.student import quantile
 from bench.records.trial import MATMULS
@@ -38,12 +37,9 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--data", required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--matmul", default=",".join(MATMULS[1:]))
-    parser.add_argument("--apart", type=int, default=int8.MAX_OUTLIER_COLUMNS, help="columns apart, at most")
     parser.add_argument("--targets", choices=TARGETS, default="attention", help="the layers with adapters")
     parser.add_argument("--json", type=Path, help="every loss, for a record")
     arguments = parser.parse_args(argv)
-    int8.MAX_OUTLIER_COLUMNS = arguments.apart
     modules = torch_stack.load()
     trial = a_trial(
         "quality", arguments.model, data=arguments.data, recipe="fast", max_seq_len=256, micro_batch_size=4,
@@ -52,12 +48,11 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     )  # fmt: skip
     equal = Equality(modules, choose_placement(modules), trial)
     quality = Quality(equal, arguments.steps)
-    choices = ["bf16", *(name for name in arguments.matmul.split(",") if name in MATMULS[1:])]
-    figures = equal.gradients([REFERENCE, *((name, "fast", {"matmul": name}) for name in choices)])
-    losses = {choice: [quality.trained(choice, seed) for seed in range(arguments.seeds)] for choice in choices}
+    figures = equal.gradients([REFERENCE, *((name, "fast", {"matmul": name}) for name in MATMULS)])
+    losses = {choice: [quality.trained(choice, seed) for seed in range(arguments.seeds)] for choice in MATMULS}
     if arguments.json:
         arguments.json.write_text(json.dumps(losses, indent=1))
-    return figures + [_figure(choice, losses) for choice in choices]
+    return figures + [_figure(choice, losses) for choice in MATMULS]
 
 
 class Quality:

@@ -94,7 +94,7 @@ def make_parameters():
 
 def test_the_optimizer_follows_bitsandbytes_and_reads_its_state(modules) -> None:
     def ours(parameters):
-        return multi_tensor_adamw8bit(modules, [{"params": parameters}], lr=RATE, weight_decay=DECAY)
+        return multi_tensor_adamw8bit(modules, [{"params": parameters, "lr": RATE, "weight_decay": DECAY}])
 
     def theirs(parameters):
         return modules.bitsandbytes.optim.AdamW8bit(parameters, lr=RATE, weight_decay=DECAY)
@@ -123,7 +123,7 @@ def test_two_runs_give_the_same_bits(modules) -> None:
     for _ in range(2):
         parameters = make_parameters()
         trained(
-            lambda each: multi_tensor_adamw8bit(modules, [{"params": each}], lr=RATE, weight_decay=0.0),
+            lambda each: multi_tensor_adamw8bit(modules, [{"params": each, "lr": RATE, "weight_decay": 0.0}]),
             range(4),
             parameters,
         )

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from bench.architectures import find
-from bench.architectures.architecture import PRODUCT_INPUTS, Architecture, Geometry
+from bench.architectures.architecture import PRODUCT_INPUTS, Geometry
 from bench.data import trial_inputs
 from bench.kernels import nf4
 from bench.kernels.attention import Samples
@@ -40,7 +40,7 @@ from bench.qlora.recipes.int8 import Int8Linear
 from bench.qlora.recipes.layer import PRODUCTS_PER_LAYER, FastLayer, HeadNorms, TokenLayout, run_layer
 from bench.qlora.recipes.mlp import DenseMlp, OwnMlp
 from bench.qlora.recipes.offload import Offload, OffloadedTables
-from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer, parameter_groups, weight_decay
+from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer, parameter_groups
 from bench.records import Trial
 from bench.torch_stack import Stack
 
@@ -93,7 +93,8 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     notes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     if trial.matmul != "bf16":
-        reason = int8.unsupported_reason(placement, _shapes(base))
+        shapes = (nf4.from_bitsandbytes(linear.weight).shape for _, linear, _ in _linears(base))
+        reason = int8.unsupported_reason(placement, shapes)
         if reason is None:
             notes = (f"matmul {trial.matmul}",)
         else:
@@ -104,19 +105,14 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     if trial.matmul != "bf16":
         stack.torch.cuda.empty_cache()  # the scales were computed from whole float32 weights, half a GiB each
     if placement.is_cuda and trial.optimizer != "adamw_torch":  # its state is not paged
-        groups, name = list(parameter_groups(trial, model)), "AdamW, 8 bit, one launch for all adapters"
-        optimizer = multi_tensor_adamw8bit(stack, groups, lr=trial.learning_rate, weight_decay=weight_decay(trial))
+        name = "AdamW, 8 bit, one launch for all adapters"
+        optimizer = multi_tensor_adamw8bit(stack, list(parameter_groups(trial, model)))
     else:
         optimizer, name = make_optimizer(stack, trial, model, placement)
     step = CapturedStep(stack, model, optimizer, placement, name, autocast=False, inputs=FastModel.INPUTS)
     step.notes, step.flags = notes, flags
     step.may_capture = placement.is_cuda
     return step
-
-
-def _shapes(base: Any) -> list[tuple[int, int]]:
-    """Return the shapes of a layer's weights."""
-    return [nf4.from_bitsandbytes(linear.weight).shape for _, linear, _ in _linears(base)]
 
 
 class FastModel(torch.nn.Module):
@@ -136,10 +132,14 @@ class FastModel(torch.nn.Module):
         self.offload = Offload() if trial.offload_checkpoints else None
         self._tables = OffloadedTables(base, offloaded=trial.offload_checkpoints)  # first: the rest needs memory
         self._max_seq_len = trial.max_seq_len
-        self._window = _geometry(base).window
-        self._layers = tuple(_layers(base, trial, self.offload))
-        self._adapters = [_adapter_copies(layer) for layer in self._layers]
         config = base.config.to_dict()
+        geometry = find(config).geometry(config)
+        self._window = geometry.window
+        self._layers = tuple(_layers(base, geometry, trial, self.offload))
+        self._adapters = [
+            ([copy for product in layer.products for copy in product.working_copies], list(layer.parameters))
+            for layer in self._layers
+        ]
         self._rope = RopeTables(base.model.rotary_emb, find(config).separation(config).short)
 
     def train(self, mode: bool = True) -> "FastModel":
@@ -292,20 +292,19 @@ class _Loss(torch.autograd.Function):
         return None, None, d_x.mul_(d_loss), None, None, None, None
 
 
-def _geometry(base: Any) -> Geometry:
-    config = base.config.to_dict()
-    return find(config).geometry(config)
-
-
 def _eps(norm: Any) -> float:
     return float(norm.variance_epsilon)
 
 
-def _layers(base: Any, trial: Trial, offload: Offload | None) -> Iterator[FastLayer]:
-    architecture, geometry = find(base.config.to_dict()), _geometry(base)
+def _layers(base: Any, geometry: Geometry, trial: Trial, offload: Offload | None) -> Iterator[FastLayer]:
+    architecture = find(base.config.to_dict())
     heads = AttentionHeads(query=geometry.heads, key=geometry.key_heads, width=geometry.head_width)
     for index, block in enumerate(base.model.layers):
-        products = _products(architecture, block, base.dtype, trial, hold=index < trial.held_layers)
+        products = {  # that the architecture declares
+            name: _fused_linear(linears, base.dtype, hold=index < trial.held_layers, matmul=trial.matmul)
+            for name in PRODUCT_INPUTS
+            if (linears := architecture.modules(block, name))
+        }
         yield FastLayer(
             index=index,
             heads=heads,
@@ -324,17 +323,6 @@ def _layers(base: Any, trial: Trial, offload: Offload | None) -> Iterator[FastLa
         )
 
 
-def _products(
-    architecture: Architecture, block: Any, dtype: Any, trial: Trial, *, hold: bool
-) -> dict[str, FusedLinear]:
-    """Join the linear layers of each product that the architecture declares."""
-    return {
-        name: _fused_linear(linears, dtype, hold=hold, matmul=trial.matmul)
-        for name in PRODUCT_INPUTS
-        if (linears := architecture.modules(block, name))
-    }
-
-
 def _joined_bias(linears: Sequence[Any]) -> Any:
     """Return the biases of linear layers end to end, (N,); None if they have none."""
     biases = [getattr(linear, "base_layer", linear).bias for linear in linears]
@@ -347,12 +335,6 @@ def _head_norms(layer: Any) -> HeadNorms | None:
     if not hasattr(attention, "q_norm"):
         return None
     return HeadNorms(query=attention.q_norm.weight, key=attention.k_norm.weight, eps=_eps(attention.q_norm))
-
-
-def _adapter_copies(layer: FastLayer) -> tuple[list[Any], list[Any]]:
-    """Return the working copies of the layer's adapters, and the copied parameters."""
-    copies = [copy for product in layer.products for copy in product.working_copies]
-    return copies, list(layer.parameters)
 
 
 def _linears(base: Any) -> Iterator[tuple[str, Any, str]]:

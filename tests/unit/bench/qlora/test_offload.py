@@ -55,19 +55,14 @@ def weight(*, fits: bool = True) -> Weight:
     return Weight(FakeTensor("cuda", fits))
 
 
-@pytest.mark.usefixtures("copies")
-def test_weights_return_to_the_device_for_other_code_and_leave_again():
-    embedding, head = weight(), weight()
-    with make_tables(embedding, head).on_device():
-        assert (embedding.data.location, head.data.location) == ("cuda", "cuda")
-    assert (embedding.data.location, head.data.location) == ("host", "host")
-
-
-def test_tied_weights_are_moved_once(copies):
-    tied = weight()
-    make_tables(tied)
-    assert tied.data.location == "host"
-    assert len(copies) == 1
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_weights_are_moved_once_and_return_to_the_device_for_other_code(copies, is_tied):
+    weights = (weight(),) if is_tied else (weight(), weight())
+    tables = make_tables(*weights)
+    assert len(copies) == len(weights)
+    with tables.on_device():
+        assert {each.data.location for each in weights} == {"cuda"}
+    assert {each.data.location for each in weights} == {"host"}
 
 
 @pytest.mark.parametrize("embedding_fits", [True, False])
