@@ -4,7 +4,6 @@ from invoke.context import Context
 from oci.artifacts import ArtifactsClient
 from oci.artifacts.models import ContainerRepositorySummary, CreateContainerRepositoryDetails
 
-from remote.providers import registry_provider
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.clients.registry import parse_reference
 from tasks.errors import UsageError
@@ -70,13 +69,10 @@ def _repository_path(settings: Settings, api: TenancyApi, namespace: str) -> str
         return DEFAULT_REPOSITORY
     reference = parse_reference("registry.image", image, "latest")
     image_namespace, _, path = reference.path.partition("/")
-    if registry_provider(reference.host).name != "oci" or image_namespace != namespace:
+    hosts = registry_host(api.region), f"ocir.{api.region}.oci.oraclecloud.com"
+    if reference.host not in hosts or image_namespace != namespace:
         raise UsageError(
-            f"registry.image: {image} is not in this tenancy",
-            remedy=f"expected {registry_host(api.region)}/{namespace}/...",
-        )
-    if reference.host not in (registry_host(api.region), f"ocir.{api.region}.oci.oraclecloud.com"):
-        raise UsageError(
-            f"registry.image: {reference.host} is not the registry of {api.region}", remedy="set tenancy.region"
+            f"registry.image: {image} is not in this tenancy and region",
+            remedy=f"expected {hosts[0]}/{namespace}/...; or set tenancy.region",
         )
     return path

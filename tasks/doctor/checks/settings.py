@@ -8,7 +8,6 @@ from remote.image.references import InvalidReference, parse_image_name
 from tasks.clients import secrets
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
-from tasks.fleet.trial_spec import INT8_OFFER
 from tasks.settings.layers import Settings
 
 CHECKS = Checks("settings")
@@ -107,14 +106,8 @@ def contradiction_faults(settings: Settings) -> Iterator[CheckResult]:
 )
 def slow(context: CheckContext) -> CheckResult | list[CheckResult]:
     return [*slow_faults(context.settings, os.cpu_count() or 1)] or passed(
-        "no setting makes steps slower than necessary" + (f"; {INT8_OFFER}" if could_use_int8(context.settings) else "")
+        "no setting makes steps slower than necessary"
     )
-
-
-def could_use_int8(settings: Settings) -> bool:
-    """Return whether a training on a GPU could use products in 8 bits and does not."""
-    train = settings.train
-    return settings.bench.profile == "gpu" and train.recipe == "fast" and train.matmul == "bf16"
 
 
 def slow_faults(settings: Settings, cores: int) -> Iterator[CheckResult]:

@@ -91,7 +91,7 @@ def test_a_repository_in_another_compartment_is_not_created_again(tenancy: FakeT
     ("image", "expected"),
     [
         ("fra.ocir.io/others/r:1", "registry.image: fra.ocir.io/others/r:1 "),
-        ("iad.ocir.io/axns/r:1", "eu-frankfurt-1; set tenancy.region"),
+        ("iad.ocir.io/axns/r:1", "expected fra.ocir.io/axns/...; or set tenancy.region"),
         ("docker.io/r", "registry.image: docker.io/r "),
     ],
 )
