@@ -8,7 +8,7 @@ derived: settings that follow from the data where the user has set none
 evaluate: held-out loss with its interval
 answers: greedy answers in batches
 score: scores of answers against the data's own
-score_program: the process of a user's score file or pattern
+score_program: the process of a user's score file
 scoring: answers and scores of a training, before and after, on all ranks
 steps: one optimizer step over a global batch, divided among any number of ranks and micro-batches
 checkpoint: checkpoint folders with a manifest of checksums

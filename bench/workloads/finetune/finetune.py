@@ -7,6 +7,7 @@ records what was trained until then.
 On several machines, the first one does this; the others only run their share of the ranks (`follow`).
 """
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -208,25 +209,20 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     another attempt of this machine writes to their folder, another machine's attempt is WorkerGone.
     """
     folder = _checkpoint_folder(record.request)
-    lock = FolderLock(folder, record.request.attempt, record.log)
-    record.on_finish = lambda _outcome: lock.release()
-    try:
-        while not _train(record, inputs, stops, folder, lock):
+    with contextlib.closing(FolderLock(folder, record.request.attempt, record.log)):
+        while not _train(record, inputs, stops, folder):
             stops.reopen()
-    except InputError:  # without a result, so nothing calls on_finish
-        lock.release()
-        raise
 
 
-def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path, lock: FolderLock) -> bool:
+def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path) -> bool:
     """Train; False if memory ran out before the first step and a smaller configuration is to be tried."""
     launcher = _make_launcher(record.trial, stops, NodeList.from_environment())
     launcher.check()
     with launcher.started() as ranks:  # they import their libraries while this process reads the data
-        return _lead(launcher, ranks, record, inputs, folder, lock)
+        return _lead(launcher, ranks, record, inputs, folder)
 
 
-def _lead(launcher: RankLauncher, ranks: Ranks, record: Record, inputs: Inputs, folder: Path, lock: FolderLock) -> bool:
+def _lead(launcher: RankLauncher, ranks: Ranks, record: Record, inputs: Inputs, folder: Path) -> bool:
     trial = record.trial
     with record.timed("data"):
         first = FirstAttempt.read(folder)
@@ -250,14 +246,7 @@ def _lead(launcher: RankLauncher, ranks: Ranks, record: Record, inputs: Inputs, 
     newest = None if resume_point is None else str(resume_point.path.resolve())
     spec = RankSpec.of(record.request, folder, inputs[0].sha256, data.sha256, resume=newest)
     training_log = TrainingLog(record, folder, resume_point, report, data, derived)
-
-    def finish(outcome: Outcome) -> None:
-        try:
-            training_log.write(outcome)
-        finally:
-            lock.release()
-
-    record.on_finish = finish
+    record.on_finish = training_log.write
     ranks.write_files({TRIAL_FILE: trial.to_text(), SPEC_FILE: spec.to_text()})
     try:
         launcher.lead(ranks, record, training_log.on_line, has_stopped=lambda: bool(training_log.stop))

@@ -43,7 +43,7 @@ class Holder:
 
 
 class FolderLock:
-    """Lock of the folder, held from the creation until `release` or the end of the process."""
+    """Lock of the folder, held from the creation until `close` or the end of the process."""
 
     def __init__(self, folder: Path, attempt: int, log: Callable[[str], None]) -> None:
         """Acquire the lock.
@@ -53,7 +53,7 @@ class FolderLock:
         """
         self._path, self._folder = folder / LOCK_FILE, folder
         self._holder = Holder(machine=_machine(), host=platform.node(), pid=os.getpid(), attempt=attempt)
-        self._released = threading.Event()
+        self._closed = threading.Event()
         try:
             self._handle = self._acquire(log)
         except OSError as error:
@@ -65,9 +65,9 @@ class FolderLock:
         self._thread = threading.Thread(target=self._beat, daemon=True, name="folder lock")
         self._thread.start()
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Empty the file, so that an attempt on another machine need not wait, and release the lock."""
-        self._released.set()
+        self._closed.set()
         self._thread.join(BEAT_SEC)
         with contextlib.suppress(OSError):
             if self._read() in (None, self._holder):  # not of another attempt, which took it
@@ -143,7 +143,7 @@ class FolderLock:
         os.fsync(handle)
 
     def _beat(self) -> None:
-        while not self._released.wait(BEAT_SEC):
+        while not self._closed.wait(BEAT_SEC):
             with contextlib.suppress(OSError):
                 if self._read() == self._holder:
                     self._holder = dataclasses.replace(self._holder, beat=self._holder.beat + 1)

@@ -41,18 +41,18 @@ def test_a_second_attempt_on_this_machine_is_refused_until_the_first_ends(tmp_pa
     first = FolderLock(tmp_path, 2, print)
     with pytest.raises(InputRejected, match=rf"^{tmp_path}: in use by attempt 2, process {os.getpid()} on "):
         FolderLock(tmp_path, 3, print)
-    first.release()
+    first.close()
     assert (tmp_path / LOCK_FILE).read_bytes() == b""
-    FolderLock(tmp_path, 3, print).release()
+    FolderLock(tmp_path, 3, print).close()
 
 
 def test_a_killed_attempt_of_this_machine_holds_nothing(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path, 1, print)
     content = (tmp_path / LOCK_FILE).read_bytes()
-    lock.release()
+    lock.close()
     (tmp_path / LOCK_FILE).write_bytes(content)
     logged: list[str] = []
-    FolderLock(tmp_path, 2, logged.append).release()
+    FolderLock(tmp_path, 2, logged.append).close()
     assert logged == []
 
 
@@ -73,9 +73,9 @@ def test_the_lock_of_a_machine_that_is_gone_is_taken(tmp_path, is_held) -> None:
     lock = FolderLock(tmp_path, 4, logged.append)
     assert "node-7" in logged[0]
     if held is not None:
-        held.release()
+        held.close()
     assert json.loads((tmp_path / LOCK_FILE).read_bytes())["attempt"] == 4
-    lock.release()
+    lock.close()
 
 
 @pytest.mark.parametrize("is_locked", [True, None], ids=["locks", "no locks"])
