@@ -26,16 +26,14 @@ _TEMPLATE_SETTING = "training.data.chat_template"
 _MAX_NAME_LENGTH = 200
 
 Setting = str | int | float | bool
-_EVALUATION_VALUES = ("loss", "low", "high")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The values measured at one step, by name. `time` is Unix time; `phase` is warmup, train or held_out."""
+    """The values measured at one step: `warmup/loss`, `train/loss`, `held_out/loss`. `time` is Unix time."""
 
     step: int
     time: float
-    phase: str
     values: Mapping[str, float]
 
 
@@ -115,30 +113,21 @@ def _logged_training(folder: Path) -> LoggedRun:
 def _points(
     phases: Mapping[str, Steps | TrainedSteps], held_out: Iterable[Evaluation], start_time: float
 ) -> Iterator[Point]:
-    """Yield steps and held-out losses in order; a held-out loss follows the step with its number.
-
-    Steps without a number are counted over all phases.
-    """
-    evaluations_after: dict[int, list[Evaluation]] = {}
-    for evaluation in held_out:
-        evaluations_after.setdefault(evaluation.step, []).append(evaluation)
-
-    def evaluations(step: int, time: float) -> Iterator[Point]:
-        for evaluation in evaluations_after.get(step, ()):
-            values = {name: getattr(evaluation, name) for name in _EVALUATION_VALUES}
-            yield Point(step=step, time=time, phase="held_out", values=_only_finite(values))
-
+    """Yield steps in order, each with the held-out losses after it. Those without a number are counted."""
+    losses = {
+        each.step: {f"held_out/{name}": getattr(each, name) for name in ("loss", "low", "high")} for each in held_out
+    }
     step, time = 0, start_time
-    yield from evaluations(step, time)
+    if step in losses:
+        yield Point(step=step, time=time, values=_only_finite(losses[step]))
     for phase, measured in phases.items():
-        for values in zip(*vars(measured).values(), strict=False):  # up to the end of the shortest column
+        for values in zip(*vars(measured).values(), strict=True):
             row = dict(zip(vars(measured), values, strict=True))
             step, seconds = row.pop("step", step + 1), row["step_time_sec"]
             time += seconds
-            if seconds > 0:
-                row["useful_tokens_per_sec"] = row.get("useful_tokens", row["tokens"]) / seconds
-            yield Point(step=step, time=time, phase=phase, values=_only_finite(row))
-            yield from evaluations(step, time)
+            row["useful_tokens_per_sec"] = row.get("useful_tokens", row["tokens"]) / seconds
+            tagged = {f"{phase}/{name}": value for name, value in row.items()}
+            yield Point(step=step, time=time, values=_only_finite(tagged | losses.get(step, {})))
 
 
 def _flatten_settings(trial: Trial) -> dict[str, Setting]:

@@ -43,7 +43,7 @@ def _event_file(run: LoggedRun) -> bytes:
     add(run.start_time, file_version="brain.Event:2")
     add(run.start_time, summary={"value": [_settings_summary(run)]})
     for point in run.points:
-        values = [{"tag": f"{point.phase}/{name}", "simple_value": value} for name, value in point.values.items()]
+        values = [{"tag": name, "simple_value": value} for name, value in point.values.items()]
         add(point.time, point.step, summary={"value": values})
     return buffer.getvalue()
 
@@ -101,12 +101,8 @@ def _write_wandb_run(wandb: Any, folder: Path, run: LoggedRun) -> None:
         project=PROJECT, id=name, name=f"{run.run_id}/{run.name}", group=run.run_id, job_type=run.configuration[:64],
         config={"run_id": run.run_id, "worker": run.worker, "end": run.status, **run.settings}, settings=settings,
     )  # fmt: skip
-    steps: dict[int, dict[str, float]] = {}
-    for point in run.points:  # log each step once, with the held-out losses after it
-        values = {f"{point.phase}/{name}": value for name, value in point.values.items()}
-        steps.setdefault(point.step, {}).update(values, _timestamp=point.time)
-    for step, values in steps.items():
-        wandb_run.log(values, step=step)
+    for point in run.points:
+        wandb_run.log({**point.values, "_timestamp": point.time}, step=point.step)
     wandb_run.summary.update(dict(run.results))
     wandb_run.finish(exit_code=0 if run.status == TrialStatus.SUCCEEDED.value else 1)
 

@@ -37,16 +37,16 @@ def test_every_trial_has_its_settings_its_steps_and_its_end(bench):
     assert (first.worker, first.status) == ("worker-1", "SUCCEEDED")
     assert first.settings["lora_rank"] == 16
     assert [point.step for point in first.points] == list(range(1, 19))
-    assert [point.phase for point in first.points] == ["warmup"] * 3 + ["train"] * 15
+    assert ["train/loss" in point.values for point in first.points] == [False] * 3 + [True] * 15
     assert {"step_time_sec", "peak_rss_bytes", "samples_per_sec"} <= first.results.keys()
 
 
-def test_a_trainings_held_out_losses_come_after_the_steps_they_were_measured_at(trained):
+def test_a_trainings_held_out_losses_are_at_the_steps_they_were_measured_after(trained):
     (training,) = read_logged_runs(trained)
-    assert [(point.step, point.phase) for point in training.points] == [
-        *((0, "held_out"), (1, "train")),
-        *((2, "train"), (2, "held_out")),
+    losses = [
+        (point.step, point.values.get("train/loss"), point.values.get("held_out/loss")) for point in training.points
     ]
+    assert losses == [(0, None, 2.0), (1, 2.0, None), (2, 1.0, 1.5)]
     assert training.results["held_out_loss"] == 1.5
     assert training.results["usd"] == pytest.approx(4.0)
     assert training.settings["training.data.max_seq_len"] == 64
