@@ -183,12 +183,7 @@ def test_changes_since_the_plan_stop_the_resume(project, hold_file: Path) -> Non
 def test_bad_input_is_refused_in_one_line_and_nothing_starts(project, hold_file: Path) -> None:
     few = project.folder / "few.jsonl"
     few.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "c", "completion": "d"}\n')
-    cases: list[tuple[tuple[str, ...], dict[str, str], str]] = [
-        ((), {"INVOKE_TRAIN_MAX_HOURS": "soon"}, "train.max_hours: expected a number above 0"),
-        ((), {"INVOKE_DATA_PATH": str(few)}, "no example is held out for validation; raise train.validation_fraction"),
-        (("--resume",), {}, "there is no run yet"),
-    ]
-    for flags, environment, message in cases:
-        assert message in project.inv_error("train", *flags, **environment)
+    refused = project.inv_error("train", INVOKE_DATA_PATH=str(few))
+    assert "no example is held out for validation; raise train.validation_fraction" in refused
     assert list(project.folder.glob("results/*-train")) == []
     assert not hold_file.exists()
