@@ -16,6 +16,7 @@ from bench.records.status import TrialStatus
 from bench.records.trial import Trial
 from bench.records.version import SCHEMA_VERSION, VERSION
 from reports import formatting
+from reports.read import measurements
 from reports.read.loaded_run import Run
 from reports.summary import sentences
 from reports.summary.rows import ConfigurationRow
@@ -48,7 +49,7 @@ def of_benchmark(summary: Summary, run: Run) -> dict[str, bytes]:
         "trials.csv": to_csv(with_run_id(run, with_settings(run))),
         "steps.csv": to_csv(with_run_id(run, run.steps)),
         "costs.csv": to_csv(costs(summary)),
-        "measurements.csv": to_csv(with_run_id(run, run.measurements)),
+        "measurements.csv": to_csv(with_run_id(run, measurements.frame(run))),
     }
 
 
@@ -199,12 +200,11 @@ def with_run_id(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
 
 def with_settings(run: Run) -> pd.DataFrame:
     """Return the frame of trials with all settings of each."""
-    settings = {
-        result.trial_id: {
+    rows = [
+        {
             name: " ".join(value) if isinstance(value := getattr(result.trial, name), tuple) else value
             for name in _TRIAL_SETTINGS
         }
         for result in run.results
-    }
-    rows = [settings[trial_id] for trial_id in run.trials["trial_id"]]
+    ]
     return pd.concat([run.trials, pd.DataFrame(rows, columns=list(_TRIAL_SETTINGS), index=run.trials.index)], axis=1)

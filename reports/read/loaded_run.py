@@ -105,16 +105,46 @@ class Run:
     configurations: tuple[Configuration, ...]
     results: tuple[TrialResult, ...]
     label_of: dict[str, str]
-    trials: pd.DataFrame
-    measurements: pd.DataFrame
     rejected: tuple[Rejected, ...]
     missing: tuple[Missing, ...]
     quality: QualityRecord | None = None
 
     @functools.cached_property
+    def trials(self) -> pd.DataFrame:
+        """The frame `trials`."""
+        rows = []
+        for result in self.results:
+            row: dict[str, Any] = {
+                "trial_id": result.trial_id,
+                "configuration": self.label_of[result.trial_id],
+                "kind": result.trial.kind,
+                "status": result.status.value,
+                "n_steps": len(result.steps.step_time_sec),
+                "n_measurements": len(result.measurements),
+            } | {name: getattr(result, name) for name in _RESULT_FIELDS}
+            if (metrics := result.metrics) is not None:
+                row["step_time_sec"] = metrics.step_time_sec.median
+                row |= {name: getattr(metrics, name) for name in ("load_time_sec", *_METRICS, *_PEAKS)}
+            rows.append(row)
+        return pd.DataFrame(rows, columns=list(_TRIAL_COLUMNS)).astype(_TRIAL_COLUMNS)
+
+    @functools.cached_property
     def steps(self) -> pd.DataFrame:
-        """The frame `steps`, computed on first use: it has a row for each step of each trial."""
-        return _steps_frame({result.trial_id: result for result in self.results}, self.label_of)
+        """The frame `steps`, with a row for each step of each trial."""
+        columns: dict[str, list[Any]] = {name: [] for name in _STEP_COLUMNS}
+        for result in self.results:
+            done = len(result.warmup.step_time_sec)
+            for phase, steps, before in (("warmup", result.warmup, 0), ("measure", result.steps, done)):
+                count = len(steps.step_time_sec)
+                columns["trial_id"] += [result.trial_id] * count
+                columns["configuration"] += [self.label_of[result.trial_id]] * count
+                columns["worker"] += [result.worker] * count
+                columns["status"] += [result.status.value] * count
+                columns["phase"] += [phase] * count
+                columns["step"] += range(before + 1, before + count + 1)
+                for name in ("step_time_sec", "loss", "samples", "tokens", "useful_tokens"):
+                    columns[name] += getattr(steps, name)
+        return pd.DataFrame(columns).astype(_STEP_COLUMNS)
 
 
 _METRICS = ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec", "padding_percent", "first_loss", "last_loss")
@@ -135,42 +165,3 @@ _STEP_COLUMNS = {
     **dict.fromkeys(("step_time_sec", "loss", "samples"), "float64"),  # packed samples are fractions
     **dict.fromkeys(("tokens", "useful_tokens"), "int64"),
 }
-
-
-def trials_frame(results: dict[str, TrialResult], label_of: dict[str, str]) -> pd.DataFrame:
-    rows = []
-    for trial_id, label in label_of.items():
-        if (result := results.get(trial_id)) is None:
-            continue
-        row: dict[str, Any] = {
-            "trial_id": trial_id,
-            "configuration": label,
-            "kind": result.trial.kind,
-            "status": result.status.value,
-            "n_steps": len(result.steps.step_time_sec),
-            "n_measurements": len(result.measurements),
-        } | {name: getattr(result, name) for name in _RESULT_FIELDS}
-        if (metrics := result.metrics) is not None:
-            row["step_time_sec"] = metrics.step_time_sec.median
-            row |= {name: getattr(metrics, name) for name in ("load_time_sec", *_METRICS, *_PEAKS)}
-        rows.append(row)
-    return pd.DataFrame(rows, columns=list(_TRIAL_COLUMNS)).astype(_TRIAL_COLUMNS)
-
-
-def _steps_frame(results: dict[str, TrialResult], label_of: dict[str, str]) -> pd.DataFrame:
-    columns: dict[str, list[Any]] = {name: [] for name in _STEP_COLUMNS}
-    for trial_id, label in label_of.items():
-        if (result := results.get(trial_id)) is None:
-            continue
-        done = len(result.warmup.step_time_sec)
-        for phase, steps, before in (("warmup", result.warmup, 0), ("measure", result.steps, done)):
-            count = len(steps.step_time_sec)
-            columns["trial_id"] += [trial_id] * count
-            columns["configuration"] += [label] * count
-            columns["worker"] += [result.worker] * count
-            columns["status"] += [result.status.value] * count
-            columns["phase"] += [phase] * count
-            columns["step"] += range(before + 1, before + count + 1)
-            for name in ("step_time_sec", "loss", "samples", "tokens", "useful_tokens"):
-                columns[name] += getattr(steps, name)
-    return pd.DataFrame(columns).astype(_STEP_COLUMNS)

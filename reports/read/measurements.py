@@ -96,17 +96,12 @@ def section_of(kind: str, measurement: Measurement) -> str:
     return TELEMETRY if "window" in measurement.context else kind  # only the sampler states a window
 
 
-def frame(results: Mapping[str, TrialResult], label_of: Mapping[str, str]) -> pd.DataFrame:
-    """Return all measurements of `results`, in the plan's order and then as measured."""
-    rows: list[dict[str, Any]] = []
-    uses: Counter[str] = Counter()
-    for trial_id, label in label_of.items():
-        if (result := results.get(trial_id)) is None:
-            continue
-        for measurement in result.measurements:
-            uses.update(list(measurement.context))
-            rows.append(_row(trial_id, label, result, measurement))
+def frame(run: Run) -> pd.DataFrame:
+    """Return all measurements of a run, in the plan's order and then as measured."""
+    measured = [(result, measurement) for result in run.results for measurement in result.measurements]
+    uses = Counter(key for _, measurement in measured for key in measurement.context)
     keys = [f"context.{key}" for key, _ in uses.most_common(MAX_CONTEXT_COLUMNS)]
+    rows = [_row(run.label_of[result.trial_id], result, measurement) for result, measurement in measured]
     table = pd.DataFrame(rows, columns=[*COLUMNS, *keys])
     return table.astype(COLUMNS | dict.fromkeys(keys, "object"))
 
@@ -121,10 +116,10 @@ def cell_value(value: object) -> object:
     return json.dumps(value, sort_keys=True, ensure_ascii=False) if isinstance(value, (dict, list)) else value
 
 
-def _row(trial_id: str, label: str, result: TrialResult, measurement: Measurement) -> dict[str, Any]:
+def _row(label: str, result: TrialResult, measurement: Measurement) -> dict[str, Any]:
     spread = measurement.interval
     return {
-        "trial_id": trial_id,
+        "trial_id": result.trial_id,
         "configuration": label,
         "kind": result.trial.kind,
         "section": section_of(result.trial.kind, measurement),

@@ -15,7 +15,7 @@ from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
 from reports.read import attempts, impossible_values, measurements, worker_fingerprints
-from reports.read.loaded_run import Configuration, Missing, Rejected, ReportError, Run, trials_frame
+from reports.read.loaded_run import Configuration, Missing, Rejected, ReportError, Run
 
 
 def load(folder: Path) -> Run:
@@ -58,8 +58,6 @@ def load(folder: Path) -> Run:
         configurations=configurations,
         results=tuple(results[trial_id] for trial_id in plans if trial_id in results),
         label_of=label_of,
-        trials=trials_frame(results, label_of),
-        measurements=measurements.frame(results, label_of),
         rejected=tuple(rejected),
         missing=tuple(_missing(folder, plans, label_of, results, rejected)),
         quality=quality,

@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from bench.records import suite
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
-from reports.read import measurements
-from reports.read.loaded_run import Configuration, Run, trials_frame
+from reports.read.loaded_run import Configuration, Run
 from reports.statistics.per_process import ProcessSteps
 from tasks.fleet.plan import plan_trials
 from tests.support.reports import synthetic
@@ -136,8 +135,6 @@ class Scenario:
             ),
             results=self.blank_results,
             label_of=label_of,
-            trials=trials_frame({result.trial_id: result for result in self.blank_results}, label_of),
-            measurements=measurements.frame({}, {}),
             rejected=(),
             missing=(),
         )

@@ -70,7 +70,7 @@ def test_an_impossible_value_is_rejected_with_its_reason(folder, name, value, in
 
 def test_the_frame_has_a_row_per_measurement_and_a_column_per_context_key(folder):
     run_of(folder, *synthetic.other_kinds(), workers=2)
-    table = load(folder).measurements
+    table = measurements.frame(load(folder))
     assert len(table) == 2 * sum(len(synthetic.measurements_of(other_kind)) for other_kind in synthetic.other_kinds())
     row = table[(table["name"] == "matmul_tflops") & (table["context.dtype"] == "bf16")].iloc[0]
     assert (row["value"], row["low"], row["n"], row["share_percent"]) == (346.5, pytest.approx(339.57), 5, 35.0)
@@ -81,9 +81,10 @@ def test_the_frame_has_a_row_per_measurement_and_a_column_per_context_key(folder
 
 def test_the_number_of_context_columns_is_limited_and_no_key_is_lost(folder):
     run = load_measured(folder, *(synthetic.measurement("x_sec", 1.0, **{f"key_{number}": 1}) for number in range(100)))
-    columns = [name for name in run.measurements.columns if name.startswith("context.")]
+    frame = measurements.frame(run)
+    columns = [name for name in frame.columns if name.startswith("context.")]
     assert len(columns) == measurements.MAX_CONTEXT_COLUMNS
-    assert json.loads(run.measurements["context"].iloc[99]) == {"key_99": 1}
+    assert json.loads(frame["context"].iloc[99]) == {"key_99": 1}
 
 
 def tables_of(folder: Path) -> list[Table]:

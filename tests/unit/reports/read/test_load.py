@@ -9,6 +9,7 @@ import pytest
 from bench.records.paths import RESULT_FILE
 from bench.records.result import Steps, TrialResult
 from bench.records.status import TrialStatus
+from reports.read import measurements
 from reports.read.loaded_run import ReportError
 from reports.read.run_folder import load
 from tests.support.reports import synthetic
@@ -158,7 +159,7 @@ def test_the_share_of_peak_of_profile_tiny_is_replaced_by_a_note(folder):
     run = synthetic.write_run(folder)
     synthetic.write_result(folder, with_share_of_peak(synthetic.result(plan_of(run, FIRST))))
     loaded = load(folder)
-    (row,) = loaded.measurements[loaded.measurements["name"] == "mfu_percent"].to_dict(orient="records")
+    (row,) = (row for row in measurements.frame(loaded).to_dict(orient="records") if row["name"] == "mfu_percent")
     assert row["value"] != row["value"]  # NaN
     assert "profile tiny" in row["note"]
     assert TrialResult.read(folder / "trials" / FIRST / RESULT_FILE).measurements[0].value == 31.0
