@@ -133,7 +133,7 @@ class FinetuneRank(RankProcess):
         return trainer
 
     def _resume_point(self) -> resume.ResumePoint | None:
-        """Return the checkpoint found by the parent, on rank 0; None on other ranks."""
+        """Return the checkpoint found by the parent, verified again, on rank 0; None on other ranks."""
         if self.rank or self.spec.resume is None:
             return None
         path = Path(self.spec.resume)

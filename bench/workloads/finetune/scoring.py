@@ -133,7 +133,7 @@ class TrainingScorer:
         tokenizer: Any,
         context: TrainContext,
         adapter: Mapping[str, Any],
-        make_generator: Callable[..., AnswerGenerator],
+        generator: AnswerGenerator,
         check: Callable[[], None],
     ) -> None:
         examples = training_set.data.validation
@@ -141,7 +141,7 @@ class TrainingScorer:
         self._cases = prompt_cases([examples[index] for index in chosen], len(chosen))
         self._scoring, self._context, self._group = scoring, context, context.group
         self._adapter, self._training = adapter, training_set.training
-        self._generator, self._check = make_generator(on_step=check), check
+        self._generator, self._check = generator, check
         self._texts = RowTexts(tokenizer, training_set.training.data.special_tokens)
         parts = [
             *(context.identity.model, training_set.training.init_sha256, scoring.method, scoring.sha256),

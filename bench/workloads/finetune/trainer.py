@@ -82,11 +82,10 @@ class Trainer:
         self._zero_gradient_steps, self._waits = 0, list[tuple[float, float]]()
         self.scorer: TrainingScorer | None = None
         if (scoring := Scoring.load(training)) is not None:
-            make_generator = partial(
-                AnswerGenerator.of_step, modules, step, self.peft_model, tokenizer, training_set.end_tokens
-            )
+            check, ends = self._check_answering, training_set.end_tokens
+            generator = AnswerGenerator.of_step(modules, step, self.peft_model, tokenizer, ends, on_step=check)
             self.scorer = TrainingScorer(
-                scoring, training_set, tokenizer, context, self.weights.adapter, make_generator, self._check_answering
+                scoring, training_set, tokenizer, context, self.weights.adapter, generator, check
             )
         if context.checkpoints is not None:
 
