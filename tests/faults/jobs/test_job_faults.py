@@ -104,7 +104,7 @@ def test_a_job_has_its_folder_environment_and_files_and_logs_its_output(
     assert job.log_tail() == [folder or job.folder, "it's me", "{}", "oops"]
 
 
-@pytest.mark.parametrize("name", ["with space", "qu'ote", 'double"quote', "dollar$HOME", "ünï-cödé", "new\nline", "-n"])
+@pytest.mark.parametrize("name", ['it\'s a "$HOME" of\nsörts', "-n"])
 def test_job_folders_may_have_odd_names(local: LocalFleet, name: str) -> None:
     job = job_in(local, name, slot=True)
     job.start(shell("echo here > mark"))

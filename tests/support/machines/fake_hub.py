@@ -3,8 +3,8 @@
     python -m tests.support.machines.fake_hub FOLDER PORT      (on the machine where the hub's client runs)
 
 FOLDER/files contains the files of the only model, org/tiny. FOLDER/faults, a JSON object, is read at every request:
-gated, private, cut (bytes after which each of the first `cuts` responses with a large file breaks), flip (name of a
-file with a flipped bit), truncate (name of a file that is shorter than the API says), slow (seconds per 64 KiB).
+gated, cut (bytes after which each of the first `cuts` responses with a large file breaks), flip (name of a file with a
+flipped bit), slow (seconds per 64 KiB).
 FOLDER/requests.jsonl has a line per request: path, status, range, bytes sent, and the authorization scheme.
 Not covered: Xet storage, redirects to a content network, rate limits.
 """
@@ -34,8 +34,6 @@ class FakeHub(StubHandler):
         faults = json.loads((self.folder / "faults").read_text())
         path = self.path.partition("?")[0]
         authorized = self.headers.get("Authorization") == f"Bearer {faults.get('token', 'none')}"
-        if faults.get("private") and not authorized:
-            return self._send_error(401, "RepoNotFound", "Invalid username or password.")
         if path.startswith(f"/api/models/{MODEL}"):
             revision = path.rpartition("/revision/")[2] if "/revision/" in path else "main"
             if revision not in ("main", "v1", COMMIT):
@@ -69,8 +67,6 @@ class FakeHub(StubHandler):
         etag = hashlib.sha256(content).hexdigest() if len(content) > LFS_MIN_BYTES else git_sha1(content)
         if faults.get("flip") == name:
             content = content[:50_000] + bytes([content[50_000] ^ 1]) + content[50_001:]
-        if faults.get("truncate") == name:
-            content = content[:-1000]
         return self._send(content, "application/octet-stream", etag=etag, faults=faults)
 
     def _send(

@@ -3,13 +3,12 @@
     laptop 10.79.0.1 ───────────────────────── 10.79.0.2 vm        `network.cable`
     laptop 10.79.1.1 ── 10.79.1.2 bastion 10.79.2.1 ── 10.79.2.2 vm  `network.to_bastion`, `network.behind_bastion`
 
-On vm and bastion a real sshd accepts the user `ubuntu` (uid 4711, no password) on port 22; a second sshd on the
-bastion, on port 2222, serves as a second jump host. All of them accept `network.key`. The laptop's ssh config
-(`network.ssh_config`) and known_hosts (`network.known_hosts`) contain these names:
+On vm and bastion a real sshd accepts the user `ubuntu` (uid 4711, no password) with `network.key` on port 22. The
+laptop's ssh config (`network.ssh_config`) and known_hosts (`network.known_hosts`) contain these names:
 
     vm         the direct cable
     far-vm     through the bastion
-    farther-vm through both servers of the bastion
+    farther-vm through the bastion, then through itself
 
 Usage:
 
@@ -55,7 +54,6 @@ class Network:
     behind_bastion: Link
     vm_sshd: Sshd
     bastion_sshd: Sshd
-    second_sshd: Sshd
     key: Path
     ssh_config: Path
     known_hosts: Path
@@ -70,7 +68,6 @@ class Network:
         lines = [
             *(self.vm_sshd.known_hosts_line(address) for address in (VM, FAR_VM)),
             self.bastion_sshd.known_hosts_line(BASTION),
-            self.second_sshd.known_hosts_line(BASTION),
         ]
         self.known_hosts.write_text("".join(lines))
 
@@ -80,9 +77,8 @@ class Network:
             *more,
             f"Host vm\n HostName {VM}",
             f"Host far-vm\n HostName {FAR_VM}\n ProxyJump bastion",
-            f"Host farther-vm\n HostName {FAR_VM}\n ProxyJump bastion,second-bastion",
+            f"Host farther-vm\n HostName {FAR_VM}\n ProxyJump bastion,far-vm",
             f"Host bastion\n HostName {BASTION}",
-            f"Host second-bastion\n HostName {BASTION}\n Port {self.second_sshd.port}",
             "Host *",
             f" User {USER}",
             f" IdentityFile {self.key}",
@@ -112,8 +108,8 @@ def running_network() -> Iterator[Network]:
         for machine in (vm, bastion):
             machine.add_user(USER)
 
-        def server(machine: Machine, name: str, port: int) -> Sshd:
-            sshd = Sshd(folder / name, machine=machine, address="0.0.0.0", port=port, users=(USER,))  # noqa: S104
+        def server(machine: Machine, name: str) -> Sshd:
+            sshd = Sshd(folder / name, machine=machine, address="0.0.0.0", port=22, users=(USER,))  # noqa: S104
             started = stack.enter_context(sshd)
             started.authorize(key)
             return started
@@ -126,9 +122,8 @@ def running_network() -> Iterator[Network]:
             cable=links[0],
             to_bastion=links[1],
             behind_bastion=links[2],
-            vm_sshd=server(vm, "vm-sshd", 22),
-            bastion_sshd=server(bastion, "bastion-sshd", 22),
-            second_sshd=server(bastion, "second-sshd", 2222),
+            vm_sshd=server(vm, "vm-sshd"),
+            bastion_sshd=server(bastion, "bastion-sshd"),
             key=key,
             ssh_config=folder / "ssh_config",
             known_hosts=folder / "known_hosts",

@@ -89,7 +89,7 @@ class RegistryProxy(StubServer):
         self.answer = answer
         self.requests: list[tuple[str, str, str]] = []
         self._armed: list[_Armed] = []
-        self._lock, self.released = threading.Lock(), threading.Event()
+        self.released = threading.Event()
         if certificate is not None:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(certificate, key)
@@ -104,15 +104,13 @@ class RegistryProxy(StubServer):
 
     def arm(self, switch: Switch, *, method: str | None = None, times: int | None = None) -> None:
         """Apply a switch to requests of `method` (None: any), `times` (None: every one)."""
-        with self._lock:
-            self._armed.append(_Armed(switch=switch, method=method, remaining=times))
+        self._armed.append(_Armed(switch=switch, method=method, remaining=times))
 
     def switch_for(self, method: str) -> Switch | None:
-        with self._lock:
-            for armed in self._armed:
-                if armed.method in (None, method) and armed.remaining != 0:
-                    armed.remaining = None if armed.remaining is None else armed.remaining - 1
-                    return armed.switch
+        for armed in self._armed:
+            if armed.method in (None, method) and armed.remaining != 0:
+                armed.remaining = None if armed.remaining is None else armed.remaining - 1
+                return armed.switch
         return None
 
 
