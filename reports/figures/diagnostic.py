@@ -62,24 +62,22 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         {} if published is None else {(factor.field, factor.value): factor for factor in published.factors}
     )
     factors = [published_factors.get((field, after)) for _, field, after, _ in changes]
-    panels = row_chart.share_axis(
-        [
-            Panel(
-                title=f"{title} per second, x {CENTRE}",
-                marks=tuple(
-                    # The intervals hold jointly, as in the page's table.
-                    _effect_mark(row, centre, amount, factor, len(changes))
-                    for (row, *_), factor in zip(changes, known, strict=True)
-                ),
-                kind="dots",
-                log=True,
-                reference=1.0,
-            )
-            for title, amount, known in (
-                ("Samples", "samples", factors),
-                ("Useful tokens", "useful_tokens", [None] * len(changes)),
-            )
-        ]
+    panels = tuple(
+        Panel(
+            title=f"{title} per second, x {CENTRE}",
+            marks=tuple(
+                # The intervals hold jointly, as in the page's table.
+                _effect_mark(row, centre, amount, factor, len(changes))
+                for (row, *_), factor in zip(changes, known, strict=True)
+            ),
+            kind="dots",
+            log=True,
+            reference=1.0,
+        )
+        for title, amount, known in (
+            ("Samples", "samples", factors),
+            ("Useful tokens", "useful_tokens", [None] * len(changes)),
+        )
     )
     return RowFigure(
         header=make_header(
@@ -89,7 +87,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             row_chart.describe_intervals([row for row, *_ in changes]),
             published=published if any(factors) else None,
         ),
-        groups=(MarkGroup(names=tuple(description for *_, description in changes), panels=panels),),
+        groups=(MarkGroup(names=tuple(description for *_, description in changes), panels=panels, has_one_axis=True),),
         caption=(
             f"Each row changes one factor of {CENTRE}: right of the dashed line is faster, left is slower; "
             "grey dots have no proven effect."

@@ -52,7 +52,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
             remark="; state of its page cache unknown",
         ),
         groups=(
-            MarkGroup(names=tuple(_TIMES.values()), panels=row_chart.share_axis(seconds)),
+            MarkGroup(names=tuple(_TIMES.values()), panels=tuple(seconds), has_one_axis=True),
             one_panel("Device memory, GB", ((name, each) for name, each in memory if each.value is not None)),
         ),
         caption=("The first load also starts CUDA and imports libraries, and its files may come from the disk."),

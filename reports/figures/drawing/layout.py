@@ -51,8 +51,8 @@ class Mark:
 class Panel:
     """One quantity over the figure's rows. `kind` is "bars", "dots" or "points"; dots may be `log`arithmic.
 
-    `reference` is a dashed vertical line through all rows (no change, a capacity), which the title explains. `limits`
-    are the limits of an axis that several panels share. `band` is a range behind the marks.
+    `reference` is a dashed vertical line through all rows (no change, a capacity), which the title explains. `band`
+    is a range behind the marks.
     """
 
     title: str
@@ -60,16 +60,16 @@ class Panel:
     kind: str = "bars"
     log: bool = False
     reference: float | None = None
-    limits: tuple[float, float] | None = None
     band: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MarkGroup:
-    """Panels over the same named rows."""
+    """Panels over the same named rows. With `has_one_axis` their values can be compared by eye."""
 
     names: tuple[str, ...]
     panels: tuple[Panel, ...]
+    has_one_axis: bool = False
 
 
 def one_panel(title: str, rows: Iterable[tuple[str, Mark]], **fields: Any) -> MarkGroup:
@@ -106,7 +106,9 @@ class FigureLayout:
     height_in: float
     body_top_in: float
 
-    def panels(self, count: int, left_in: float, top_in: float, height_in: float, right_in: float = RIGHT_IN) -> Any:
+    def panels(
+        self, count: int, left_in: float, top_in: float, height_in: float, right_in: float = RIGHT_IN, **options: Any
+    ) -> Any:
         """Add axes side by side; their height includes the title above and the tick labels below."""
         width_in = (WIDTH_IN - right_in - left_in - _GAP_IN * (count - 1)) / count
         top_in += self.body_top_in
@@ -119,7 +121,7 @@ class FigureLayout:
             bottom=1.0 - (top_in + height_in - AXIS_IN) / self.height_in,
             wspace=_GAP_IN / width_in,
         )
-        return grid.subplots(squeeze=False)[0]
+        return grid.subplots(squeeze=False, **options)[0]
 
 
 def create_layout(header: Header, body_in: float) -> FigureLayout:

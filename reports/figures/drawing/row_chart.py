@@ -1,7 +1,7 @@
 """Figures of rows: panels side by side over the same names; which configurations are rows, and the marks of values."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -169,10 +169,14 @@ class RowFigure:
         names = [name_lines(name) for group in shown for name in group.names]
         left_in = MARGIN_IN + 0.12 + max(text_width_in(line, NAME_SIZE) for lines in names for line in lines)
         for number, group in enumerate(shown):
-            columns = layout.panels(len(group.panels), left_in, sum(heights[:number]), heights[number])
+            columns = layout.panels(
+                len(group.panels), left_in, sum(heights[:number]), heights[number], sharex=group.has_one_axis
+            )
             for axes, panel in zip(columns, group.panels, strict=True):
                 label_rows(axes, group.names, shown=axes is columns[0])
                 draw_rows(axes, panel)
+            for axes, panel in zip(columns, group.panels, strict=True):
+                format_x_axis(axes, log=panel.log)
         return layout.figure
 
 
@@ -184,6 +188,9 @@ def name_lines(label: str) -> list[str]:
 
 def draw_rows(axes: Any, panel: Panel) -> None:
     """Draw a panel's marks, one per row, each with its text above it."""
+    axes.margins(x=0.07)
+    if panel.log:
+        axes.set_xscale("log")
     if panel.band is not None:
         axes.axvspan(*panel.band, color=BAND, linewidth=0, zorder=0)
     for row, mark in enumerate(panel.marks):
@@ -206,13 +213,9 @@ def draw_rows(axes: Any, panel: Panel) -> None:
         for value in mark.published:
             look = {"markersize": 5.5, "markerfacecolor": PAPER, "markeredgecolor": INK, "zorder": 4}
             axes.plot(value, mark_y, "D", **look)
-    if panel.log:
-        axes.set_xscale("log")
-    axes.set_xlim(*(panel.limits or padded_limits(panel, _values(panel.marks))))
     if panel.reference is not None:  # behind the texts, whose background hides it
         axes.axvline(panel.reference, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
     axes.set_title(shorten_text(panel.title, panel_width_in(axes), 9.5, bold=True))
-    format_x_axis(axes, log=panel.log)
 
 
 def _draw_points(axes: Any, y: float, mark: Mark) -> None:
@@ -226,39 +229,6 @@ def _draw_points(axes: Any, y: float, mark: Mark) -> None:
     heights = [edges[0] + 0.36 * (index + 0.5) / count for index in range(count)]
     style = {"edgecolors": INK, "linewidths": 0.3, "alpha": 0.85}
     axes.scatter(mark.points, heights, s=14, color=mark.tone, zorder=3, **style)
-
-
-def share_axis(panels: Sequence[Panel]) -> tuple[Panel, ...]:
-    """Give the panels the same axis limits, so that their values can be compared by eye."""
-    limits_per_panel = [padded_limits(panel, _values(panel.marks)) for panel in panels]
-    limits = (min(low for low, _ in limits_per_panel), max(high for _, high in limits_per_panel))
-    return tuple(replace(panel, limits=limits) for panel in panels)
-
-
-def padded_limits(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
-    """Return axis limits with some room around `values`; bars begin at zero."""
-    values_shown = [*values, *([] if panel.reference is None else [panel.reference])]
-    if panel.kind == "bars":
-        return 0.0, max(values_shown, default=0.0) * 1.06 or 1.0
-    if panel.log:  # which has no place for 0
-        values_shown = [value for value in values_shown if value > 0]
-    if not values_shown:
-        return (0.5, 2.0) if panel.log else (0.0, 1.0)
-    low, high = min(values_shown), max(values_shown)
-    if panel.log:
-        room = max(high / low, 1.2) ** 0.08
-        return low / room, high * room
-    room = (high - low or abs(high) or 1.0) * 0.08
-    return low - room, high + room
-
-
-def _values(marks: Sequence[Mark]) -> list[float]:
-    values = [
-        value
-        for mark in marks
-        for value in (mark.value, mark.low, mark.high, mark.limit, *mark.published, *mark.points)
-    ]
-    return [value for value in values if value is not None]
 
 
 def label_rows(axes: Any, names: Sequence[str], *, shown: bool = True) -> None:

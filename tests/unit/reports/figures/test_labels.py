@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from reports.figures import loss, step_times
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.layout import WIDTH_IN, Mark, Panel
-from reports.figures.drawing.row_chart import padded_limits, share_axis
+from reports.figures.drawing.layout import WIDTH_IN, Header, Mark, MarkGroup, Panel
+from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import ELLIPSIS, text_width_in
 from reports.read.run_folder import load
 from reports.summary.summarize import summarize
@@ -50,10 +49,15 @@ def test_text_too_wide_for_a_panel_is_drawn_smaller_before_it_is_cut():
     assert axes.texts[1].get_text().endswith(ELLIPSIS)
 
 
-def test_bars_begin_at_zero_panels_can_share_an_axis_and_a_logarithmic_one_leaves_out_zeros():
-    panels = share_axis([Panel(title="a", marks=(Mark(value=5.0, text=""),)), Panel(title="b", marks=())])
-    assert panels[0].limits == panels[1].limits == (0.0, pytest.approx(5.3))
-    panel = Panel(title="rate", marks=(), kind="dots", log=True)
-    low, high = padded_limits(panel, [0.0, 2.0])
-    assert 0.0 < low < 2.0 < high
-    assert padded_limits(panel, [0.0]) == padded_limits(panel, [])
+def test_bars_begin_at_zero_panels_share_an_axis_and_a_logarithmic_one_leaves_out_zeros():
+    bars = [Panel(title=str(value), marks=(Mark(value=value, text=""),)) for value in (5.0, 1.0)]
+    dots = tuple(Mark(value=value, text="") for value in (0.0, 2.0, 3.0))
+    groups = (
+        MarkGroup(names=("a",), panels=tuple(bars), has_one_axis=True),
+        MarkGroup(names=("a", "b", "c"), panels=(Panel(title="rate", marks=dots, kind="dots", log=True),)),
+    )
+    header = Header(title="t", facts=(), note=None)
+    first, second, rate = RowFigure(header=header, groups=groups, caption="").draw().axes
+    assert first.get_xlim() == second.get_xlim()
+    assert first.get_xlim()[0] == 0.0
+    assert 1.0 < rate.get_xlim()[0] < 2.0
