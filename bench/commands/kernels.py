@@ -40,10 +40,7 @@ def compile_kernels(models: Sequence[Path], architectures: Sequence[str], out: P
         return 0
     from bench.kernels import ahead, cache  # import Triton
 
-    os.environ |= {
-        "TRITON_CACHE_DIR": str(out),
-        "TRITON_CACHE_MANAGER": f"{cache.__name__}:{cache.SeededCache.__name__}",
-    }
+    os.environ |= {"TRITON_CACHE_DIR": str(out), "TRITON_CACHE_MANAGER": cache.MANAGER}
     kernels: list[Any] = []
     stack = torch_stack.load()
     for architecture in architectures:
