@@ -4,7 +4,7 @@
                                     and the C compiler that Triton needs
     python selfcheck.py --verify    also check each model file against the sha256 in its manifest
     python selfcheck.py --health    only check that the interpreter starts and finds its packages
-    python selfcheck.py --json      print one JSON line, with versions and models, instead of text
+    python selfcheck.py --json      print one JSON line instead of the faults, or of versions and models
 
 Exit code 0 if the image is complete; 1 if not, with one line per fault.
 """
@@ -177,8 +177,9 @@ def main() -> int:
         "verified": arguments.verify,
         "wrong": faults,
     }
-    summary = [f"complete: {len(versions)} packages, {len(models)} models"]
-    print(json.dumps(report)) if arguments.json else print(*faults or summary, sep="\n")
+    shown = [f"{name} {version}" for name, version in direct.items()]
+    shown += [f"{facts['name']}: {facts['files']} files, {facts['bytes'] / 1e9:.2f} GB" for facts, _ in models]
+    print(json.dumps(report)) if arguments.json else print(*faults or shown, sep="\n")
     return 1 if faults else 0
 
 
