@@ -112,9 +112,10 @@ def slow(context: CheckContext) -> CheckResult | list[CheckResult]:
 
 def slow_faults(settings: Settings, cores: int) -> Iterator[CheckResult]:
     fleet, cluster = settings.fleet, settings.cluster
-    cpu = parse_quantity(cluster.cpu)
-    if settings.connector.is_cluster and fleet.pods.threads > cpu:
-        yield THREADS_OF_PODS.result(threads=fleet.pods.threads, cpu=cluster.cpu, cores=max(1, int(cpu)))
+    if settings.connector.is_cluster and fleet.pods.threads > (
+        cores_of_pod := max(1, int(parse_quantity(cluster.cpu)))
+    ):
+        yield THREADS_OF_PODS.result(threads=fleet.pods.threads, cpu=cluster.cpu, cores=cores_of_pod)
     if settings.connector.is_cluster and not cluster.one_per_node:
         yield SHARED_NODE.result()
     if settings.connector.is_local and fleet.size > 1 and fleet.size * fleet.local.threads > cores:
