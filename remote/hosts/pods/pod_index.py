@@ -123,7 +123,7 @@ class PodIndex:
 
 def parse(text: str) -> list[Pod]:
     """Parse kubectl's output for LIST_TEMPLATE. Pods without an index are ignored."""
-    lines = (line.split("\t") for line in text.splitlines())
+    rows = (fields for line in text.splitlines() if len(fields := line.split("\t")) == len(_FIELDS))
     return [
         Pod(
             name=name,
@@ -136,7 +136,7 @@ def parse(text: str) -> list[Pod]:
             reason=reason,
             is_ready=ready == "True",
         )
-        for name, index, created, deleted, node, ip, phase, reason, ready in lines
+        for name, index, created, deleted, node, ip, phase, reason, ready in rows
         if index.isdecimal()
     ]
 

@@ -117,6 +117,7 @@ def test_an_error_of_kubectl_has_its_exception_and_remedy(
 
 def test_of_two_pods_with_one_index_the_newest_ready_one_is_used(stand_in: FakePod) -> None:
     stand_in.list_pods(
+        "a warning",
         pod_line("old", 0, created="2026-01-01T00:00:00Z"),
         pod_line("new", 0, created="2026-01-01T00:01:00Z"),
         pod_line("starting", 0, created="2026-01-01T00:02:00Z", ready="False"),
