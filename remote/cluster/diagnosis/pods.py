@@ -190,7 +190,7 @@ def _explain_pull(reason: str, messages: Sequence[str], pod: Object, provider: P
     if not rule.cause:
         last = next((collapse_whitespace(message) for message in messages if message), reason)
         return Diagnosis("pull", f"{image}: {last}", "see `kubectl describe pod`")
-    if rule.cause in ("unauthorized", "forbidden"):
+    if rule.cause in LOGIN_CAUSES:
         missing = next((m for m in messages if "Unable to retrieve some image pull secrets" in m), None)
         if missing is not None:
             name = ", ".join(re.findall(r"secrets \(([^)]*)\)", missing)) or "named in the pod"
