@@ -1,7 +1,7 @@
 """Program `inv`: Invoke with one-line errors and our exit codes.
 
 Plain Invoke prints a traceback for a settings file that it cannot parse, exits with 1 for wrong usage and for Ctrl-C,
-and does not handle a closed terminal. `python -m invoke` still works, without these improvements.
+and does not handle a closed terminal.
 """
 
 import faulthandler
@@ -174,9 +174,9 @@ class _InvProgram(Program):
         }
         task = None
         for word in self.core.unparsed:
-            flag, _, value = word.partition("=")
+            flag, separator, value = word.partition("=")
             task = tasks.get(word, task)
-            if task is None or not value or (argument := task.flags.get(flag)) is None:
+            if task is None or not separator or (argument := task.flags.get(flag)) is None:
                 continue
             if argument.kind is bool or (argument.optional and value in tasks):
                 raise UsageError(
@@ -198,7 +198,7 @@ class _InvProgram(Program):
                 raise
         except Exit as end:
             if end.message:
-                raise UsageError(end.message) from end
+                raise UsageError(end.message, remedy="`inv --list --all` shows all tasks") from end
             raise
         if self.args.complete.value:
             raise Exit
