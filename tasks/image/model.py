@@ -58,7 +58,9 @@ def make_demo(context: Context, *, real: bool = False, dry_run: bool = False) ->
     print(completed.stdout.decode(errors="replace"), end="")
     if completed.returncode != 0:
         code = ExitCode(completed.returncode) if completed.returncode in list(ExitCode) else ExitCode.FAILED
-        problem = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        problem = (
+            completed.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"exit {completed.returncode}"
+        )
         remedy = "check owner, permissions and free space, then rerun the command"
         raise error_class(code)(
             f"model.demo: {problem}", remedy=remedy if code in (ExitCode.FAILED, ExitCode.RETRYABLE) else ""

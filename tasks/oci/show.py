@@ -25,8 +25,8 @@ def show_tenancy(context: Context) -> CommandResult:
     derived = derive_settings(survey)
     print("\nsettings for ~/.invoke.yaml:\n")
     print(yaml.safe_dump(derived, sort_keys=False, allow_unicode=True))
-    if len(shapes := {pool["shape"] for pool in gpu_pools(survey)}) > 1:
-        print(f"  cluster.instance_type: choose one of {', '.join(sorted(shapes))}")
+    if len(pools := gpu_pools(survey)) > 1:
+        print(f"  cluster.instance_type: choose one of {', '.join(sorted({pool['shape'] for pool in pools}))}")
     if len(survey["exports"]) > 1:
         print(*(f"  cluster.volume.handle: {volume_handle(export)}" for export in survey["exports"]), sep="\n")
     failure = TaskFailed(f"{len(survey['errors'])} of the requests failed: see the lines with ! above")
