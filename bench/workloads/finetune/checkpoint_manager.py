@@ -5,7 +5,6 @@ first one; another thread copies it to the host. Paged state is in memory that h
 copied through a device view, because reading it on the host would move its pages there and back.
 """
 
-import copy
 import dataclasses
 import hashlib
 import json
@@ -24,6 +23,7 @@ from bench.data.inputs import InputError
 from bench.data.model_folder import TEMPLATE_FILE
 from bench.qlora.base_models import trained_base
 from bench.records.paths import ADAPTER_FOLDER
+from bench.records.training import TrainedSteps
 from bench.workloads.finetune import checkpoint, resume
 from bench.workloads.finetune.checkpoint import TOKENIZER_FILES, Identity, State
 
@@ -216,7 +216,8 @@ class CheckpointManager:
             return False
         self.wait()
         self._snapshot.copy()
-        state = dataclasses.replace(state, steps=copy.deepcopy(state.steps))
+        columns = {name: list(column) for name, column in vars(state.steps).items()}  # the training goes on
+        state = dataclasses.replace(state, steps=TrainedSteps(**columns))
         self.newest_step = state.step
         self._thread = threading.Thread(target=self._write, args=(state, self.best), daemon=True, name="checkpoint")
         self._thread.start()
