@@ -150,7 +150,7 @@ def _add_other_commands(commands: Any) -> None:
         "model folder. chat: answer conversations. Each "
         'line of the output is a JSON object: {"say": message} during the work, {"found": record} at the end. Exit '
         "codes: 2 bad input; 4 base or template differ from those of the training; 74 the folder could not be written: "
-        "repeat the request to resume.",
+        "repeat the request.",
     )
     adapter.add_argument("action", choices=tuple(ADAPTER_ACTIONS))
     adapter.add_argument("--cache", type=Path, metavar="DIR", help="the training's cache folder of tokenized examples")

@@ -13,10 +13,7 @@ from bench.records.trial import Trial
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Optimizer steps in order, in lists of equal length.
-
-    `samples` is a whole number if samples are padded; packed samples may give a fraction.
-    """
+    """Optimizer steps in order, in lists of equal length."""
 
     step_time_sec: list[float] = field(default_factory=list)
     loss: list[float | None] = field(default_factory=list)

@@ -162,6 +162,6 @@ _TRIAL_COLUMNS = {
 _STEP_COLUMNS = {
     **dict.fromkeys(("trial_id", "configuration", "worker", "status", "phase"), "str"),
     "step": "int64",
-    **dict.fromkeys(("step_time_sec", "loss", "samples"), "float64"),  # packed samples are fractions
+    **dict.fromkeys(("step_time_sec", "loss", "samples"), "float64"),
     **dict.fromkeys(("tokens", "useful_tokens"), "int64"),
 }
