@@ -145,9 +145,9 @@ def sized_config(trial: Trial) -> dict[str, Any]:
     That of a type without a whole declaration gets the record of its base, which takes seconds. Raises like `probe`.
     """
     config = read_config(Path(trial.model))
-    config |= {HAS_LOGITS: has_liger() and liger_patch(config) is None}
     if has_all_weights(config):
-        return config
+        return config  # Liger knows these types
+    config[HAS_LOGITS] = has_liger() and liger_patch(config) is None
     return config | {BASE_RECORD: probe(load_stack(), replace(trial, base_precision=NF4))}
 
 

@@ -5,6 +5,7 @@
         optimizer.safetensors                              the optimizer's state; its counters in the file's metadata
         best_adapter.safetensors                           the adapter with the lowest held-out loss, if it is of
                                                            another step
+        steps.json                                         the steps so far, which may be many
         MANIFEST.json                                      sha256 and size of each file, the inputs' digests, and all
                                                            other state: see `State`
 
@@ -15,11 +16,12 @@ This module imports only the standard library.
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ MANIFEST = MANIFEST_FILE
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # Tokenizer files copied next to an adapter: those that the training reads, and those that other programs may read.
 TOKENIZER_FILES = (*model_folder.TOKENIZER_FILES, "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt")
-OPTIMIZER, BEST = "optimizer.safetensors", "best_adapter.safetensors"
+OPTIMIZER, BEST, STEPS = "optimizer.safetensors", "best_adapter.safetensors", "steps.json"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -124,7 +126,11 @@ def verify(checkpoint: Path) -> Manifest:
                 raise BrokenCheckpoint(f"{path}: its sha256 does not match its manifest; it was changed or damaged")
         except OSError as error:
             raise BrokenCheckpoint(f"{path}: cannot be read: {error.strerror}") from error
-    return manifest
+    try:
+        steps = TrainedSteps(**json.loads((checkpoint / STEPS).read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise BrokenCheckpoint(f"{checkpoint / STEPS}: cannot be read") from error
+    return replace(manifest, state=replace(manifest.state, steps=steps))
 
 
 @contextlib.contextmanager
@@ -164,6 +170,7 @@ def remove(folder: Path) -> None:
 
 def write(checkpoints: Path, identity: Identity, state: State, contents: Mapping[str, bytes]) -> None:
     """Write a checkpoint, which is complete or absent. Raises OSError."""
+    contents = {**contents, STEPS: json.dumps(vars(state.steps)).encode()}  # a record of 100,000 steps takes seconds
     with new_folder(checkpoint_folder(checkpoints, state.step)) as folder:
         for name, content in contents.items():
             (folder / name).write_bytes(content)
@@ -171,7 +178,8 @@ def write(checkpoints: Path, identity: Identity, state: State, contents: Mapping
             name: FileSum(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
             for name, content in contents.items()
         }
-        write_checksummed(folder / MANIFEST, "checkpoint", Manifest(identity=identity, files=sums, state=state))
+        manifest = Manifest(identity=identity, files=sums, state=replace(state, steps=TrainedSteps()))
+        write_checksummed(folder / MANIFEST, "checkpoint", manifest)
 
 
 def prune(checkpoints: Path, step: int, keep: int, best: int | None) -> None:

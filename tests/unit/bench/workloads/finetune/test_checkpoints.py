@@ -67,7 +67,7 @@ def test_the_newest_checkpoint_is_resumed_with_its_history(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [flip_bit, truncate, Path.unlink])
-@pytest.mark.parametrize("name", [checkpoint.ADAPTER, checkpoint.MANIFEST])
+@pytest.mark.parametrize("name", [checkpoint.ADAPTER, checkpoint.STEPS, checkpoint.MANIFEST])
 def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, damage, name):
     write(tmp_path, 3)
     damage(write(tmp_path, 4) / name)
