@@ -29,12 +29,12 @@ NO_CODE = {
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
 }
 LARGEST = {
-    "source lines": 61_744,
-    "source tokens": 426_014,
-    "test lines": 56_554,
-    "tasks": 35,
-    "settings": 133,
-    "words of documents": 48_218,
+    "source lines": 57_778,
+    "source tokens": 398_500,
+    "test lines": 52_065,
+    "tasks": 31,
+    "settings": 131,
+    "words of documents": 45_398,
 }
 
 
