@@ -83,8 +83,8 @@ class PodsTarget:
 
     def check(self, done: CommandResult) -> None:
         self._check_ledgers()
-        named = next((flag.partition("=")[2] for flag in done.command if flag.startswith("--resume=")), None)
-        run = self.project / "results" / named if named else self._newest()
+        names = [flag.partition("=")[2] for flag in done.command if flag.startswith(("--resume=", "--run="))]
+        run = self.project / "results" / names[0] if names else self._newest()
         if done.code == 0 and done.command[0] == "bench":
             self._check_all_succeeded(run)
         elif done.code == 1 and done.command[0] == "bench":
@@ -92,7 +92,7 @@ class PodsTarget:
             assert None not in ends, "exit 1, and a trial has no end"
             assert set(ends) != {TrialStatus.SUCCEEDED}, "exit 1, and every trial succeeded"
         elif done.code == 0 and done.command[0] == "collect":
-            self._check_collected(self._newest())
+            self._check_collected(run)
 
     def finish(self, at_last: Callable[..., CommandResult]) -> None:
         if len([pod for pod in self.pods.live() if pod["ready"]]) < PODS:
