@@ -64,7 +64,7 @@ def _tiles(summary: Summary) -> Iterator[Tile]:
     )
     if ratio is not None:
         decimals = formatting.ratio_decimals(ratio.low, ratio.high)
-        detail = _detail(ratio, decimals, ratio.word or "not shown to differ")
+        detail = _detail(ratio, decimals, ratio.word or "not shown to differ, steady")
         value = f"{formatting.number(ratio.value, decimals)}x"
         yield Tile(name=f"Against {summary.baseline}", value=value, detail=detail)
     if row.cost is None:
