@@ -86,8 +86,8 @@ class Project:
         return process.communicate(timeout=60)[0]
 
     def kill_trainers(self) -> None:
-        for pid in self.trainers():
-            os.kill(pid, signal.SIGKILL)
+        # The first one's end may end the others before their turn: `kill` goes on, and fails.
+        subprocess.run(["kill", "-KILL", *map(str, self.trainers())], capture_output=True, check=False)
 
     def run_folder(self) -> Path:
         return (self.folder / "results" / "latest").resolve()
