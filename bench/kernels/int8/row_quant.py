@@ -155,25 +155,24 @@ def round_to_int8(value):
     return (value + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
 
 
-# Four numbers become float32 as the low bytes of 2^23 + 128: a conversion takes the unit that computes exponentials.
-FROM_INT8 = tl.constexpr(
-    """{ .reg .b32 bytes, a, b, c, d;
-    xor.b32 bytes, $4, 0x80808080;
-    prmt.b32 a, bytes, 0x4B000000, 0x7440;
-    prmt.b32 b, bytes, 0x4B000000, 0x7441;
-    prmt.b32 c, bytes, 0x4B000000, 0x7442;
-    prmt.b32 d, bytes, 0x4B000000, 0x7443;
-    sub.f32 $0, a, 0f4B000080;
-    sub.f32 $1, b, 0f4B000080;
-    sub.f32 $2, c, 0f4B000080;
-    sub.f32 $3, d, 0f4B000080;
-    }"""
-)
-
-
 @jit
 def from_int8(x):
-    return tl.inline_asm_elementwise(FROM_INT8, "=f,=f,=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=4)
+    # Four numbers become float32 as the low bytes of 2^23 + 128: a conversion takes the unit that computes exponentials.
+    # A literal: a global constant of an inner function makes Triton's cache key depend on what was launched before.
+    return tl.inline_asm_elementwise(
+        """{ .reg .b32 bytes, a, b, c, d;
+        xor.b32 bytes, $4, 0x80808080;
+        prmt.b32 a, bytes, 0x4B000000, 0x7440;
+        prmt.b32 b, bytes, 0x4B000000, 0x7441;
+        prmt.b32 c, bytes, 0x4B000000, 0x7442;
+        prmt.b32 d, bytes, 0x4B000000, 0x7443;
+        sub.f32 $0, a, 0f4B000080;
+        sub.f32 $1, b, 0f4B000080;
+        sub.f32 $2, c, 0f4B000080;
+        sub.f32 $3, d, 0f4B000080;
+        }""",
+        "=f,=f,=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=4,
+    )  # fmt: skip
 
 
 @jit
