@@ -157,7 +157,7 @@ def round_to_int8(value):
 
 @jit
 def from_int8(x):
-    # Four numbers become float32 as the low bytes of 2^23 + 128: a conversion takes the unit that computes exponentials.
+    # Numbers become float32 as the low bytes of 2^23 + 128: a conversion takes the unit that computes exponentials.
     # A literal: a global constant of an inner function makes Triton's cache key depend on what was launched before.
     return tl.inline_asm_elementwise(
         """{ .reg .b32 bytes, a, b, c, d;
