@@ -23,7 +23,6 @@ from bench.data.inputs import Conversation, InputError
 from bench.data.masking import ExampleBuilder
 from bench.data.model_folder import read_separation
 from bench.data.packing import Row, pack_whole_samples
-from bench.data.readers import BadLines
 from bench.records import Trial
 from bench.torch_stack import Stack
 
@@ -83,14 +82,7 @@ def _samples(trial: Trial, conversations: Sequence[Conversation], tokenizer: Any
     """Yield the token ids of the conversations in an order set by the seed. Raises InputError."""
     order = list(range(len(conversations)))
     random.Random(trial.seed).shuffle(order)  # noqa: S311 - a reproducible order, not a secret
-    skipped = BadLines(source=trial.data, policy="skip")
-
-    def skip(error: InputError) -> None:
-        skipped.add(error)
-        skipped.check(len(order))
-
-    on_bad_line = skip if trial.reading.bad_lines == "skip" else None
-    builder = ExampleBuilder(tokenizer, trial.reading, max_seq_len=None, on_bad_line=on_bad_line)
+    builder = ExampleBuilder(tokenizer, trial.reading, max_seq_len=None)
     return (example.ids.tolist() for example in builder.build(conversations[index] for index in order))
 
 

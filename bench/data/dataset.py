@@ -123,16 +123,11 @@ def write_examples(
     Raises InputError without any training example, or without a requested validation example; OSError.
     """
     all_files = (*files, held_out) if held_out is not None else files
-    bad_lines = _merge_bad_lines(spec, all_files)
+    bad_lines = BadLines(", ".join(file.path for file in all_files))
     builder = ExampleBuilder(
-        tokenizer,
-        spec,
-        max_seq_len=spec.max_seq_len,
-        too_long=spec.too_long,
-        on_bad_line=bad_lines.add,
+        tokenizer, spec, max_seq_len=spec.max_seq_len, too_long=spec.too_long, on_bad_line=bad_lines.add
     )
-    findings, writer, tokens = builder.findings, ExampleWriter(file), Counter[str]()
-    left_out = bad_lines.count
+    findings, writer, tokens, left_out = builder.findings, ExampleWriter(file), Counter[str](), 0
     conversations = split(spec, files, held_out, findings)
     with use_all_cores():
         while batch := list(islice(conversations, TOKENIZE_BATCH)):
@@ -145,8 +140,7 @@ def write_examples(
                     tokens[example.file] += len(example.ids)
             left_out += len(without_example)
     training, validation = writer.finish()
-    bad_lines.check(sum(file.lines + file.bad_lines.count for file in all_files))
-    findings.add_skipped(bad_lines)
+    bad_lines.check()
     _check_counts(spec, findings, len(training), len(validation))
     facts = DatasetFacts(
         files=[_facts(file, tokens) for file in all_files],
@@ -209,15 +203,6 @@ def summarize(
         was_cached=was_cached,
         seconds=seconds,
     )
-
-
-def _merge_bad_lines(spec: TrainingData, files: Sequence[DataFile]) -> BadLines:
-    """Return the skipped lines of all files, to which those that the template rejects are added."""
-    merged = BadLines(source=", ".join(file.path for file in files), policy=spec.bad_lines)
-    for file in files:
-        merged.count += file.bad_lines.count
-        merged.errors += file.bad_lines.errors
-    return merged
 
 
 def _count_unread(file: Iterable[Conversation], keys: set[str], findings: DataFindings) -> Iterator[Conversation]:

@@ -5,14 +5,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from bench.data.inputs import Conversation
-from bench.data.readers import BadLines
 from bench.records.training import LostToLength
 
 MAX_LOCATIONS = 20  # locations listed for each kind of finding
 MAX_LOST_SHARE = 0.01  # what a proposed max_seq_len may lose, both in rows and in tokens
 
-# Kinds of findings. The first four drop the conversation.
-SKIPPED = "cannot be used: skipped by train.bad_lines"
+# Kinds of findings. The first three drop the conversation.
 NO_TARGET = "has no answer to train on"
 TOO_LONG_DROPPED = "is longer than max_seq_len: dropped"
 FIRST_ANSWER_TOO_LONG = "its first answer does not fit max_seq_len: dropped"
@@ -33,7 +31,7 @@ DOUBLED_BOS = "begins with two start-of-sequence tokens"
 SPANNING_TOKEN = "a token spans the prompt's end and the answer's beginning: not a target"  # noqa: S105 - not a password
 TYPED_TOKEN = "has the control token {} in its text: tokenized as text"  # noqa: S105 - not a password
 TYPED_TOKEN_KEPT = "has the control token {} in its text: kept as a control token"  # noqa: S105 - not a password
-DROPPED_KINDS = (SKIPPED, NO_TARGET, TOO_LONG_DROPPED, FIRST_ANSWER_TOO_LONG)
+DROPPED_KINDS = (NO_TARGET, TOO_LONG_DROPPED, FIRST_ANSWER_TOO_LONG)
 
 
 @dataclass(kw_only=True)
@@ -48,11 +46,6 @@ class DataFindings:
     cut_texts: int = 0
     cut_tokens: int = 0
     _latest: dict[str, str] = field(default_factory=dict)
-
-    def add_skipped(self, bad_lines: BadLines) -> None:
-        """Count all lines that were left out because they cannot be used, with the reason of each."""
-        if bad_lines.count:
-            self.counts[SKIPPED], self.locations[SKIPPED] = bad_lines.count, bad_lines.places()[:MAX_LOCATIONS]
 
     def is_latest(self, kind: str, conversation: Conversation) -> bool:
         """Return whether this conversation was the last one that was counted for the kind."""

@@ -1,4 +1,4 @@
-"""Reader of data files for trainings and benchmarks: each line checked, unusable lines listed at once or left out.
+"""Reader of data files for trainings and benchmarks: each line checked, unusable lines listed at once.
 
 A line is a row of a file of any type (`bench.data.file_types`). One format per file, recognised by its keys
 (`bench.data.formats`).
@@ -11,7 +11,6 @@ import heapq
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.data import file_types
@@ -19,8 +18,7 @@ from bench.data.conversations import parse_conversation
 from bench.data.file_types import ColumnNames, DataRows, Row
 from bench.data.formats import detect_format
 from bench.data.inputs import Conversation, DataFacts, InputError
-from bench.records.training import DEFAULT_DATA_OPTIONS, MAX_SKIPPED_SHARE, DataOptions
-from bench.records.units import format_percent
+from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions
 
 MAX_LISTED = 20
 MAX_SAMPLES = 50_000
@@ -29,48 +27,28 @@ MAX_NUMBERS = 5  # lines that are listed for a reason
 NUMBERED_PLACE = re.compile(r"(.*?\b(?:line|row) )(\d+)")
 
 
-@dataclass(kw_only=True)
 class BadLines:
-    """Unusable lines of `source`: their number and the errors of the first `MAX_LISTED`.
+    """Errors of the unusable lines of `source`."""
 
-    `policy`: "refuse" raises an error that lists them, "skip" leaves them out if they are few.
-    """
-
-    source: str
-    policy: str = "refuse"
-    count: int = 0
-    errors: list[InputError] = field(default_factory=list)
+    def __init__(self, source: str) -> None:
+        self._source, self._errors = source, list[InputError]()
 
     def add(self, error: InputError) -> None:
-        """Add the error of a line. Raises InputError once the list is full, unless lines may be left out."""
-        self.count += 1
-        if len(self.errors) < MAX_LISTED:
-            self.errors.append(error)
-        if self.policy != "skip" and self.count == MAX_LISTED:
+        """Add the error of a line. Raises InputError, which lists all, once there are `MAX_LISTED`."""
+        self._errors.append(error)
+        if len(self._errors) == MAX_LISTED:
             raise self._error(f"at least {MAX_LISTED}")
 
-    def check(self, lines: int) -> None:
-        """Raise InputError if these lines, of `lines` in all, may not be left out."""
-        if self.policy != "skip" and self.count:
-            raise self.errors[0] if self.count == 1 else self._error(str(self.count))
-        if self.policy == "skip" and self.count > int(lines * MAX_SKIPPED_SHARE):
-            raise self._error(f"{self.count} of {lines}")
-
-    def places(self) -> list[str]:
-        """Return a line for each listed error: file, line and reason."""
-        return [error.problem for error in self.errors]
+    def check(self) -> None:
+        """Raise InputError if there is a line."""
+        if self._errors:
+            raise self._errors[0] if len(self._errors) == 1 else self._error(str(len(self._errors)))
 
     def _error(self, count: str) -> InputError:
-        prefix = f"{self.source}: "
-        reasons = _join_equal(text.removeprefix(prefix) for text in self.places()[:MAX_LISTED])
-        share = format_percent(MAX_SKIPPED_SHARE)
-        remedies = {
-            "refuse": f", or set train.bad_lines: skip, which leaves out at most {share} of the lines",
-            "skip": f", because train.bad_lines: skip leaves out at most {share} of the lines",
-        }
-        listed, common = " | ".join(reasons), {error.remedy for error in self.errors}
-        remedy = next(iter(common)) if len(common) == 1 and "" not in common else "correct or remove them"
-        return InputError(f"{prefix}{count} lines cannot be used: {listed}", remedy=f"{remedy}{remedies[self.policy]}")
+        prefix, remedies = f"{self._source}: ", {error.remedy for error in self._errors}
+        listed = " | ".join(_join_equal(error.problem.removeprefix(prefix) for error in self._errors))
+        remedy = "correct or remove them" if len(remedies) > 1 else min(remedies)
+        return InputError(f"{prefix}{count} lines cannot be used: {listed}", remedy=remedy or "correct or remove them")
 
 
 def _join_equal(reasons: Iterable[str]) -> list[str]:
@@ -91,19 +69,17 @@ def _first(numbers: Sequence[str]) -> str:
 class DataFile:
     """A data file, or all files that match a pattern: its usable lines, in the files' order, read by each iteration.
 
-    `kind`, `lines` (usable ones), `bytes`, `sha256` and `bad_lines` are those of the first iteration, once it is
-    complete. A later one raises InputError if the file has changed since. The sha256 of a pattern is that of its files'
-    names and digests.
+    `kind`, `lines`, `bytes` and `sha256` are those of the first iteration, once it is complete. A later one raises
+    InputError if the file has changed since. The sha256 of a pattern is that of its files' names and digests.
     """
 
     def __init__(self, path: Path | str, options: DataOptions = DEFAULT_DATA_OPTIONS) -> None:
         self.path, self.kind, self.lines, self.bytes, self.sha256 = str(path), "", 0, 0, ""
-        self.bad_lines = BadLines(source=self.path, policy=options.bad_lines)
         self._files, self._names = file_types.expand(self.path), ColumnNames(options.columns)
 
     def __iter__(self) -> Iterator[Conversation]:
         kind, lines, size, digests = "", 0, 0, dict[str, str]()
-        bad_lines = BadLines(source=self.path, policy=self.bad_lines.policy)
+        bad_lines = BadLines(self.path)
         for file in self._files:
             rows = DataRows(file, self._names)
             for number, row in rows:
@@ -117,13 +93,13 @@ class DataFile:
             size += rows.bytes
             digests[str(file)] = rows.sha256
         self._names.check_used(self.path)
-        bad_lines.check(lines + bad_lines.count)
+        bad_lines.check()
         if not lines:
             raise InputError(f"{self.path}: empty", remedy="name a file with conversations")
         sha256 = _combined(self.path, digests)
         if self.sha256 not in ("", sha256):
             raise InputError(f"{self.path}: changed while it was read", remedy="try again once it is written")
-        self.kind, self.lines, self.bytes, self.sha256, self.bad_lines = kind, lines, size, sha256, bad_lines
+        self.kind, self.lines, self.bytes, self.sha256 = kind, lines, size, sha256
 
     def _parse_row(self, rows: DataRows, number: int, row: Row, expected_kind: str) -> tuple[str, Conversation]:
         """Return the kind of a row, which must be `expected_kind` if there is one, and its conversation."""

@@ -21,9 +21,7 @@ from bench.records.validation import (
 
 LABELS = ("assistant", "all")
 TOO_LONG = ("drop", "cut")
-BAD_LINES = ("refuse", "skip")
 SPECIAL_TOKENS = ("keep", "text")
-MAX_SKIPPED_SHARE = 0.01  # share of a file's lines; more bad lines are a fault of the file
 SCHEDULES = ("constant", "linear", "cosine")
 GRADIENT_DTYPES = ("fp32", "bf16")
 
@@ -32,8 +30,8 @@ GRADIENT_DTYPES = ("fp32", "bf16")
 class DataOptions:
     """Settings by which the lines of a data file become token ids, in a training and in a benchmark.
 
-    `labels` is explained in `bench.data.masking`, `bad_lines` in `bench.data.readers`, `special_tokens` in
-    `bench.data.tokenizer`. `chat_template` is a template's text, read from the setting's file.
+    `labels` is explained in `bench.data.masking`, `special_tokens` in `bench.data.tokenizer`. `chat_template` is a
+    template's text, read from the setting's file.
     """
 
     labels: str = setting(
@@ -41,11 +39,6 @@ class DataOptions:
         "tokens to train on: assistant (answers and their end tokens), or all",
         name="label_mask",
         choices=LABELS,
-    )
-    bad_lines: str = setting(
-        "refuse",
-        "lines that cannot be used: refuse the file and list them, or skip at most 1 % of the lines",
-        choices=BAD_LINES,
     )
     columns: dict[str, str | None] = setting(  # noqa: RUF009 - a field with a factory
         {},

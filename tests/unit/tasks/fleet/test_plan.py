@@ -172,7 +172,7 @@ def test_an_invalid_trial_file_is_an_error_and_never_blocks(
         ({}, None),
         ({"columns": {"prompt": "question"}}, {"columns": {"prompt": "question"}}),
         ({"label_mask": "all", "system": "Be brief"}, {"labels": "all", "system": "Be brief"}),
-        ({"chat_template": "t.jinja", "bad_lines": "skip"}, {"chat_template": "{{ messages }}", "bad_lines": "skip"}),
+        ({"chat_template": "t.jinja"}, {"chat_template": "{{ messages }}"}),
         ({"special_tokens": "keep"}, {"special_tokens": "keep"}),
     ],
 )
