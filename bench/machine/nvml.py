@@ -55,18 +55,12 @@ class GpuSample:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuHealth:
-    """Counters and PCIe link of one GPU at one moment; None if unknown. ECC errors since the driver was loaded."""
+    """Signs of faults of one GPU at one moment; None if unknown. ECC errors since the driver was loaded."""
 
-    ecc_corrected: int | None = None
-    ecc_uncorrected: int | None = None
-    rows_remapped: int | None = None
-    is_remap_pending: bool | None = None
-    is_remap_failed: bool | None = None
-    pcie_generation: int | None = None
-    pcie_lanes: int | None = None
-    pcie_generation_max: int | None = None
-    pcie_lanes_max: int | None = None
-    is_lost: bool = False
+    ecc_uncorrected: int | None
+    is_remap_pending: bool
+    is_remap_failed: bool
+    is_lost: bool
 
 
 class Gpu:
@@ -116,23 +110,13 @@ class Gpu:
         }
 
     def health(self) -> GpuHealth:
-        """Read what a fault changes: eight calls."""
-        nvml = self._library
-        kinds = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-        corrected, uncorrected = (
-            self._query("nvmlDeviceGetTotalEccErrors", kind, nvml.NVML_VOLATILE_ECC) for kind in kinds
-        )
-        rows = self._query("nvmlDeviceGetRemappedRows")
+        """Read what a fault changes: three calls."""
+        kinds = self._library.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self._library.NVML_VOLATILE_ECC
+        rows = self._query("nvmlDeviceGetRemappedRows") or (0, 0, False, False)
         return GpuHealth(
-            ecc_corrected=corrected,
-            ecc_uncorrected=uncorrected,
-            rows_remapped=None if rows is None else int(rows[0]) + int(rows[1]),
-            is_remap_pending=None if rows is None else bool(rows[2]),
-            is_remap_failed=None if rows is None else bool(rows[3]),
-            pcie_generation=self._query("nvmlDeviceGetCurrPcieLinkGeneration"),
-            pcie_lanes=self._query("nvmlDeviceGetCurrPcieLinkWidth"),
-            pcie_generation_max=self._query("nvmlDeviceGetMaxPcieLinkGeneration"),
-            pcie_lanes_max=self._query("nvmlDeviceGetMaxPcieLinkWidth"),
+            ecc_uncorrected=self._query("nvmlDeviceGetTotalEccErrors", *kinds),
+            is_remap_pending=bool(rows[2]),
+            is_remap_failed=bool(rows[3]),
             is_lost=self._is_lost,
         )
 

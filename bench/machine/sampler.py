@@ -7,8 +7,8 @@ It ignores signals, so that an interrupted trial has its telemetry.
 Rows are flushed once a second and at each phase's end. A full disk ends the sampling with one line, never the trial.
 Times are seconds of the monotonic clock, which all processes of a machine share.
 
-It also watches the GPUs' health (`bench.machine.gpu_health`). On standard output it writes JSON lines for the trial:
-`{"fault": TEXT}` once, as soon as a GPU shows a fault, and `{"facts": {...}}` at the end.
+It also watches the GPUs' health (`bench.machine.gpu_health`). As soon as a GPU shows a fault, it writes that for the
+trial on standard output, as a line.
 
 Not covered: CPU time of children that start and end between two listings of the process tree (2 s apart). Resident
 memory counts a shared page once per process.
@@ -16,13 +16,12 @@ memory counts a shared page once per process.
 
 import argparse
 import csv
-import json
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -162,36 +161,30 @@ class Sampler:
 
 
 class HealthReporter:
-    """Writer of the GPUs' health on standard output, for the trial."""
+    """Writer of the first fault of the GPUs on standard output, for the trial."""
 
     def __init__(self, gpus: Sequence[nvml.Gpu]) -> None:
-        self._monitor = HealthMonitor(gpus)
+        self._monitor = HealthMonitor(gpus) if gpus else None
         self._read_at = float("-inf")
-        self._has_fault = not gpus
 
     def update(self) -> None:
-        """Read the GPUs if it is time, and report the first fault."""
-        if not self._has_fault and time.monotonic() - self._read_at >= HEALTH_INTERVAL_SEC:
+        """Read the GPUs if it is time."""
+        if time.monotonic() - self._read_at >= HEALTH_INTERVAL_SEC:
             self._read()
 
     def close(self) -> None:
-        """Read the GPUs for the last time, and report a fault and the facts."""
-        if not self._has_fault:
+        """Read the GPUs for the last time."""
+        if self._monitor is not None:
             time.sleep(LAST_EVENT_SEC)
             self._read()
-        self._write({"facts": self._monitor.facts()})
 
     def _read(self) -> None:
         self._read_at = time.monotonic()
-        fault = self._monitor.read()
-        if fault is not None:
-            self._has_fault = True
-            self._write({"fault": fault})
-
-    @staticmethod
-    def _write(line: Mapping[str, Any]) -> None:
+        if self._monitor is None or (fault := self._monitor.read()) is None:
+            return
+        self._monitor = None
         try:
-            print(json.dumps(line), flush=True)
+            print(fault, flush=True)
         except OSError:  # the trial was killed; the exit would flush the broken pipe again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

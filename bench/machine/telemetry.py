@@ -1,14 +1,12 @@
 """Telemetry of a trial: starts the sampler and summarizes its rows afterwards.
 
 The summary depends only on telemetry.csv and can be recomputed from a collected folder. It covers the rows of the phase
-`measure`, or all rows of a trial without that phase; its context names the window. The CPU contention in the same
-window (`bench.machine.cpu_contention`) is added to it.
+`measure`, or all rows of a trial without that phase; its context names the window.
 """
 
 import contextlib
 import csv
 import itertools
-import json
 import os
 import statistics
 import subprocess
@@ -16,16 +14,13 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 from bench.harness.record import Clock, Record, Request
 from bench.harness.termination import StopSignals, name_node
 from bench.machine import nvml
-from bench.machine.cpu_contention import CpuWaits, contention_flag, read_waits
 from bench.machine.fingerprint import import_path
-from bench.machine.gpu_health import link_flag
 from bench.machine.preflight import describe_process
 from bench.machine.sampler import COLUMNS, NONE, UNKNOWN
 from bench.records import Trial, bootstrap
@@ -53,14 +48,6 @@ MAX_BLOCKS, MIN_BLOCKS, BLOCK_SAMPLES = 30, 5, 5
 Row: TypeAlias = dict[str, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TelemetrySummary:
-    """Summary of the rows."""
-
-    measurements: list[Measurement] = field(default_factory=list)
-    flags: list[str] = field(default_factory=list)
-
-
 @contextlib.contextmanager
 def record_telemetry(record: Record, stops: StopSignals | None = None) -> Iterator[None]:
     """Sample during the block, then add summary, flags and the GPUs' health to the record.
@@ -75,13 +62,9 @@ def record_telemetry(record: Record, stops: StopSignals | None = None) -> Iterat
     health = _HealthReader(record, sampler, stops)
     phases = sampler.stdin.fileno() if sampler.stdin is not None else -1
     os.set_blocking(phases, False)  # a sampler that hangs in the driver must not hang the trial
-    waits = list[CpuWaits]()  # at both ends of the measured window
 
     def on_phase(phase: str) -> None:
         """Pass on each phase that begins, and "" between phases."""
-        if len(waits) == (phase != MEASURE_PHASE):  # the window begins, or has ended
-            with contextlib.suppress(OSError):  # a process ended while its threads were listed: the wait stays unknown
-                waits.append(read_waits(os.getpid(), excluded_pid=sampler.pid))
         with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it ended: `_stop_sampler` logs the reason
             os.write(phases, f"{phase}\n".encode())
 
@@ -92,12 +75,7 @@ def record_telemetry(record: Record, stops: StopSignals | None = None) -> Iterat
         record.on_phase = None
         _stop_sampler(record, sampler)
         health.join()
-    summary = summarize_rows(read_rows(path))
-    measurements, flags = summary.measurements, summary.flags
-    if len(waits) == 2 and (percent := waits[0].percent_until(waits[1])) is not None:
-        context = {"window": MEASURE_PHASE}
-        measurements = [*measurements, Measurement(name="cpu_wait_percent", value=percent, context=context)]
-        flags = [*flags, *filter(None, [contention_flag(percent)])]
+    measurements, flags = summarize_rows(read_rows(path))
     record.observed += measurements
     record.flags += [flag for flag in flags if flag not in record.flags]
     if measurements:
@@ -122,7 +100,7 @@ def watch_gpus(request: Request, trial: Trial, stops: StopSignals) -> Iterator[N
 
 
 class _HealthReader(threading.Thread):
-    """Thread that reads the sampler's lines about the GPUs' health; it is blocked in the read except for a fault."""
+    """Thread that reads the fault of a GPU from the sampler; it is blocked in the read until then."""
 
     def __init__(self, record: Record, sampler: subprocess.Popen[bytes], stops: StopSignals | None) -> None:
         super().__init__(daemon=True, name="gpu health")
@@ -134,16 +112,11 @@ class _HealthReader(threading.Thread):
     def run(self) -> None:
         with self._lines:
             for line in self._lines:
-                message = json.loads(line)
-                if fault := message.get("fault"):
-                    fault = name_node(fault)
-                    self._record.gpu_fault = Outcome.of(ReasonCode.GPU_FAULT, fault)
-                    self._record.log(f"GPU fault: {fault}")
-                    if self._stops is not None:
-                        self._stops.request(ReasonCode.GPU_FAULT, fault)
-                self._record.fingerprint.update(facts := message.get("facts", {}))
-                if (flag := link_flag(facts)) is not None:
-                    self._record.flags.append(flag)
+                fault = name_node(line.decode(errors="replace").strip())
+                self._record.gpu_fault = Outcome.of(ReasonCode.GPU_FAULT, fault)
+                self._record.log(f"GPU fault: {fault}")
+                if self._stops is not None:
+                    self._stops.request(ReasonCode.GPU_FAULT, fault)
 
 
 def _start_sampler(record: Record, path: Path) -> subprocess.Popen[bytes] | None:
@@ -193,8 +166,8 @@ def read_rows(path: Path) -> list[Row]:
     return [dict(zip(COLUMNS, cells, strict=True)) for cells in fields[1:]]
 
 
-def summarize_rows(rows: Sequence[Row]) -> TelemetrySummary:
-    """Compute means over the measured window with their intervals, and flags."""
+def summarize_rows(rows: Sequence[Row]) -> tuple[list[Measurement], list[str]]:
+    """Return means over the measured window with their intervals, and flags."""
     window = [row for row in rows if row["phase"] == MEASURE_PHASE]
     context = {"window": MEASURE_PHASE if window else "trial"}
     window = window or list(rows)
@@ -207,10 +180,7 @@ def summarize_rows(rows: Sequence[Row]) -> TelemetrySummary:
     capped = _limited_share(window, {nvml.POWER_CAP})
     if capped is not None:
         measurements.append(Measurement(name="gpu_power_capped_percent", value=100.0 * capped, context=context))
-    return TelemetrySummary(
-        measurements=measurements,
-        flags=[*_slowdown_flags(window), *_other_process_flags(window)],
-    )
+    return measurements, [*_slowdown_flags(window), *_other_process_flags(window)]
 
 
 def mean_interval(values: list[float]) -> Interval | None:

@@ -65,7 +65,7 @@ class TrialResult(Checksummed):
     """Result of one planned trial. `metrics` is None unless at least one training step was measured.
 
     `measurements` has those of the other kinds of trial, and the telemetry of any kind. `flags` are conditions that
-    make the numbers doubtful, one line each: another process on the GPU, throttling, CPU contention.
+    make the numbers doubtful, one line each: another process on the GPU, throttling.
 
     `written_by` is "bench" if the trial's process wrote the record. It is "collect" if that process was lost or killed;
     the record then has only the facts of the ledger. `phases` maps import, data, load, warmup, measure and the phases

@@ -31,7 +31,6 @@ USUAL = {
     "unsupported": [],
     "ecc": [0, 0],  # corrected, uncorrected
     "rows": [0, 0, 0, 0],  # remapped after corrected and uncorrected errors, pending, failed
-    "pcie": {"generation": [5, 5], "lanes": [16, 16]},  # now, at most
     "xids": [],
     "lost": False,
 }
@@ -133,22 +132,6 @@ def nvmlDeviceGetTotalEccErrors(handle, kind, _counter):  # noqa: N802
 
 def nvmlDeviceGetRemappedRows(handle):  # noqa: N802
     return tuple(_gpu(handle, "nvmlDeviceGetRemappedRows")["rows"])
-
-
-def nvmlDeviceGetCurrPcieLinkGeneration(handle):  # noqa: N802
-    return _gpu(handle, "nvmlDeviceGetCurrPcieLinkGeneration")["pcie"]["generation"][0]
-
-
-def nvmlDeviceGetMaxPcieLinkGeneration(handle):  # noqa: N802
-    return _gpu(handle, "nvmlDeviceGetMaxPcieLinkGeneration")["pcie"]["generation"][1]
-
-
-def nvmlDeviceGetCurrPcieLinkWidth(handle):  # noqa: N802
-    return _gpu(handle, "nvmlDeviceGetCurrPcieLinkWidth")["pcie"]["lanes"][0]
-
-
-def nvmlDeviceGetMaxPcieLinkWidth(handle):  # noqa: N802
-    return _gpu(handle, "nvmlDeviceGetMaxPcieLinkWidth")["pcie"]["lanes"][1]
 
 
 def nvmlEventSetCreate():  # noqa: N802

@@ -15,7 +15,6 @@ import pytest
 from bench.commands import cli
 from bench.data.inputs import InputError
 from bench.machine import nvml, preflight, sampler, telemetry
-from bench.machine.cpu_contention import CpuWaits
 from tests.support.faults import raising, wait_for
 from tests.support.paths import ROOT
 
@@ -130,7 +129,7 @@ def test_means_cover_the_measured_window_or_without_one_all_rows():
     rows = [row("load", gpu_utilization_percent="0")] * 50
     rows += [row(gpu_utilization_percent=str(80 + number % 20)) for number in range(100)]
     rows += [row("", gpu_utilization_percent="0")] * 50
-    (measurement,) = telemetry.summarize_rows(rows).measurements
+    (measurement,), _ = telemetry.summarize_rows(rows)
     assert (measurement.name, measurement.value) == ("gpu_utilization_percent", 89.5)
     assert measurement.context == {"window": "measure"}
     assert measurement.interval is not None
@@ -138,24 +137,24 @@ def test_means_cover_the_measured_window_or_without_one_all_rows():
     assert measurement.interval.low <= 89.5 <= measurement.interval.high
     idle = telemetry.mean_interval([300.0] * 180 + [0.0] * 20)
     assert idle.low < 270.0 < idle.high
-    (measurement,) = telemetry.summarize_rows([row("load", process_cpu_percent="50"), row("load")]).measurements
+    (measurement,), _ = telemetry.summarize_rows([row("load", process_cpu_percent="50"), row("load")])
     assert (measurement.value, measurement.interval, measurement.context) == (50.0, None, {"window": "trial"})
-    assert telemetry.summarize_rows([]) == telemetry.TelemetrySummary()
+    assert telemetry.summarize_rows([]) == ([], [])
 
 
 def test_heat_and_other_processes_are_flags_and_a_power_cap_is_a_number():
     rows = [row(gpu_clock_limits="sw_power_cap")] * 34 + [row(gpu_clock_limits="none")] * 64
     rows += [row(gpu_clock_limits="sw_power_cap hw_slowdown hw_thermal_slowdown")] * 2
-    summary = telemetry.summarize_rows([*rows, row("warmup", gpu_clock_limits="sw_thermal_slowdown")])
-    assert summary.flags == [
+    measurements, flags = telemetry.summarize_rows([*rows, row("warmup", gpu_clock_limits="sw_thermal_slowdown")])
+    assert flags == [
         "throttled: hw_slowdown in 2 % of samples",
         "throttled: hw_thermal_slowdown in 2 % of samples",
     ]
-    assert [(measurement.name, measurement.value) for measurement in summary.measurements] == [
+    assert [(measurement.name, measurement.value) for measurement in measurements] == [
         ("gpu_power_capped_percent", 36.0)
     ]
     rows = [row(gpu_other_processes=listing) for listing in ("none", "unknown", f"7:{GIB}", f"7:{2 * GIB} 8:0", "")]
-    assert telemetry.summarize_rows(rows).flags == [
+    assert telemetry.summarize_rows(rows)[1] == [
         "another process (pid 7, 2,048 MiB) was on the GPU",
         "another process (pid 8, unknown memory) was on the GPU",
     ]
@@ -182,13 +181,12 @@ def rows_in(path, phase, count):
 
 
 @pytest.fixture
-def _host_unknown(monkeypatch):
-    """Ignore this machine's own CPU contention, which test_cpu_contention.py covers, and wait for a slow sampler."""
+def _slow_sampler(monkeypatch):
+    """Wait for a slow sampler."""
     monkeypatch.setattr(telemetry, "STOP_TIMEOUT_SEC", 60.0)
-    monkeypatch.setattr(telemetry, "read_waits", lambda *_, **__: CpuWaits(at_sec=0.0))
 
 
-@pytest.mark.usefixtures("_fake_in_processes", "_host_unknown")
+@pytest.mark.usefixtures("_fake_in_processes", "_slow_sampler")
 def test_rows_of_a_trial_have_phases_and_are_summarized(tmp_path, make_record):
     record = make_record()
     with telemetry.record_telemetry(record):
@@ -233,7 +231,7 @@ def test_a_killed_trial_leaves_its_telemetry_and_no_sampler(tmp_path):
     assert len(telemetry.read_rows(tmp_path / "telemetry.csv")) >= 3
 
 
-@pytest.mark.usefixtures("_host_unknown")
+@pytest.mark.usefixtures("_slow_sampler")
 def test_a_sampler_that_cannot_write_is_logged_and_does_not_end_the_trial(tmp_path, make_record):
     (tmp_path / "telemetry.csv").mkdir()
     record = make_record()
