@@ -52,25 +52,14 @@ class ConditionDifference:
 class Conditions:
     """The conditions of a run: the facts of its successful trials, and the UUIDs of each worker's GPUs.
 
-    `workers` is their number if they share a machine. `is_complete`: every successful trial has an environment.json,
-    which only collecting the run fetches.
+    `values` are the distinct ones by name (see NAMES); a fact that no trial reports is "unknown", which never equals a
+    reported value. `is_complete`: every successful trial has an environment.json, which only `inv collect` fetches.
     """
 
     run_id: str
-    profile: str
-    workers: str
-    documents: tuple[Mapping[str, Any], ...]
+    values: Mapping[str, tuple[str, ...]]
     gpus_by_worker: Mapping[str, frozenset[str]]
     is_complete: bool
-
-    def values(self) -> dict[str, tuple[str, ...]]:
-        """Return the distinct values by name (see NAMES).
-
-        A fact that no trial reports is "unknown", which never equals a reported value.
-        """
-        values = {name: _distinct(map(read, self.documents)) for name, read in _READERS.items()}
-        values |= {"profile": (self.profile,), "workers": (self.workers,)}
-        return {name: values[name] for name in NAMES}
 
 
 def read_conditions(run: Run) -> Conditions:
@@ -88,11 +77,11 @@ def read_conditions(run: Run) -> Conditions:
         uuids = {str(uuid) for uuid in known if uuid}
         if result.worker is not None and uuids:
             gpus_by_worker.setdefault(result.worker, set()).update(uuids)
+    workers = str(len(run.record.workers)) if run.record.is_on_one_machine else "apart"
+    values = {name: _distinct(map(read, documents)) for name, read in _READERS.items()}
     return Conditions(
         run_id=run.record.run_id,
-        profile=run.record.profile,
-        workers=str(len(run.record.workers)) if run.record.is_on_one_machine else "apart",
-        documents=tuple(documents),
+        values={"profile": (run.record.profile,)} | values | {"workers": (workers,)},
         gpus_by_worker={worker: frozenset(uuids) for worker, uuids in gpus_by_worker.items()},
         is_complete=is_complete,
     )
@@ -100,11 +89,10 @@ def read_conditions(run: Run) -> Conditions:
 
 def find_differences(runs: Sequence[Conditions]) -> tuple[ConditionDifference, ...]:
     """Return every condition on which the runs, or the trials of one run, disagree."""
-    values = [(run.run_id, run.values()) for run in runs]
     return tuple(
-        ConditionDifference(name=name, values=tuple((run_id, known[name]) for run_id, known in values))
+        ConditionDifference(name=name, values=tuple((run.run_id, run.values[name]) for run in runs))
         for name in NAMES
-        if len({value for _, known in values for value in known[name]}) > 1
+        if len({value for run in runs for value in run.values[name]}) > 1
     )
 
 

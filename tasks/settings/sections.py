@@ -109,11 +109,7 @@ class BenchSection:
         None, "processes per trial and worker; null: 2 where one worker compares configurations, else 1", ge=1, le=100
     )
     day_effect_percent: float = setting(
-        1.0,
-        "difference of two runs of equal code, for inv compare; from four earlier runs on, they show it",
-        unit="percent",
-        ge=0,
-        le=100,
+        1.0, "difference of two runs of equal code, for inv compare", unit="percent", ge=0, le=100
     )
     quality: bool = setting(
         False, "true: also compare the held-out loss of the fastest configuration with the reference (section quality)"
@@ -226,7 +222,7 @@ class CostSection:
         """Check that each price has its source. Raises FieldError."""
         for name in ("price_usd_per_gpu_hour", "hosted_usd_per_10000_samples", "hosted_usd_per_million_tokens"):
             source = f"{name.partition('_')[0]}_source"
-            if getattr(self, name) is not None and getattr(self, source) is None:
+            if getattr(self, name) is not None and not (getattr(self, source) or "").strip():
                 raise FieldError(
                     name, f"expected cost.{source} with it, which says where the price is from, found null"
                 )

@@ -109,7 +109,7 @@ def test_a_trial_that_does_not_report_a_fact_makes_no_difference(tmp_path, chang
 def test_a_damaged_environment_file_counts_as_missing(tmp_path, content):
     conditions = run(tmp_path, "a", full=content)
     assert conditions.gpus_by_worker == {}
-    assert set(conditions.values()) == set(NAMES)
+    assert set(conditions.values) == set(NAMES)
 
 
 def test_other_gpus_of_the_same_kind_and_gpus_without_uuids_are_comparable_but_not_the_same(make_two, tmp_path):
