@@ -26,7 +26,9 @@ from reports.figures.drawing.style import (
     text_width_in,
 )
 from reports.read.loaded_run import Run
-from reports.summary.summary import Summary
+from reports.summary.summary import PROFILE_NOTES, Summary
+from reports.training import sentences
+from reports.training.training_facts import TrainingReport
 
 _MAX_POINTS = 300
 _LABEL_HEIGHT_IN, _LABEL_SIZE = 0.2, 8.5
@@ -34,6 +36,7 @@ _NAME_IN = 1.9  # maximum width of the name in a label
 _FEW_POINTS = 3  # a line through fewer held-out losses would suggest a course that was not measured
 _MARKERS, _LINE_STYLES = "os^Dv><P", ("-", "--", "-.", ":")  # no two curves have the same pair
 _MARKS_PER_CURVE = 8
+_UNITS = ((2 * 3600.0, 3600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 Floats = NDArray[np.float64]
 
@@ -126,24 +129,35 @@ def gather(summary: Summary, run: Run) -> LossFigure | None:
     )
 
 
-def training_figure(
-    header: Header,
-    x_title: str,
-    x: Sequence[float],
-    losses: Sequence[float],
-    tokens: int,
-    held_out: Sequence[tuple[float, Evaluation]],
-) -> LossFigure:
-    """Make the figure of a training: the loss of each step, and held-out losses with their intervals."""
-    stride = -(-len(x) // _MAX_POINTS)
+def gather_training(training: TrainingReport) -> LossFigure | None:
+    """Gather the loss of each step over the time of the steps, and held-out losses; None if no step was done."""
+    record, total = training.record, training.steps_sec
+    if not record.steps.step:
+        return None
+    scale, unit = next((scale, unit) for least, scale, unit in _UNITS if total >= least)
+    at = [seconds / scale for seconds in training.seconds]
+    position = dict(zip(record.steps.step, at, strict=True)) | {0: 0.0}
+    stride = -(-len(at) // _MAX_POINTS)
     curve = LossCurve(
-        name="training", x=np.array(x[::stride]), loss=np.array(losses[::stride]), useful_tokens=tokens,
-        tone=OTHER_TONE, held_out=tuple(held_out),
-    )  # fmt: skip
+        name="training",
+        x=np.array(at[::stride]),
+        loss=np.array(record.steps.loss[::stride]),
+        useful_tokens=sum(record.steps.tokens),
+        tone=OTHER_TONE,
+        held_out=tuple((position[each.step], each) for each in record.evaluations if each.step in position),
+    )
     caption = "The line is the loss of each step, in nats per target token."
-    if held_out:
+    if curve.held_out:
         caption += " Orange points are the loss of held-out examples with its 95 % interval over examples."
-    return LossFigure(header=header, curves=(curve,), x_title=x_title, caption=caption)
+    facts = [training.device, f"profile {training.run.profile}", f"run {training.run.run_id}"]
+    if training.price is not None:
+        facts.append(f"{formatting.dollars(training.price * record.world_size)} an hour of all workers")
+    header = Header(
+        title=sentences.loss_and_cost(training) or sentences.outcome(training),
+        facts=tuple(facts),
+        note=PROFILE_NOTES.get(training.run.profile),
+    )
+    return LossFigure(header=header, curves=(curve,), x_title=f"{unit} of steps", caption=caption)
 
 
 def _curve(label: str, rows: pd.DataFrame, tone: str) -> LossCurve:

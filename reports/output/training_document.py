@@ -1,6 +1,6 @@
 """The report of a training as a document."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from bench.records.score import ScoredRow, TrainingScore
 from reports import formatting
@@ -16,14 +16,13 @@ from reports.document import (
     text_table,
 )
 from reports.figures import loss
-from reports.figures.drawing.layout import Header, draw_picture
+from reports.figures.drawing.layout import draw_picture
 from reports.summary.summary import PROFILE_NOTES
-from reports.training import goodput, repeat, sentences
+from reports.training import sentences
 from reports.training.training_facts import TrainingReport, adapter_evaluation
 
 LOSS_FIGURE = "loss"
 _SHOWN_ANSWERS = 3
-_UNITS = ((2 * 3600.0, 3600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
 def make(training: TrainingReport) -> Document:
@@ -35,7 +34,7 @@ def make(training: TrainingReport) -> Document:
         notes=tuple(sentences.notes(training)),
         tiles=tuple(tiles(training)),
         doubts=() if note is None else (note,),
-        commands=tuple((f"To {purpose}", command) for purpose, command in repeat.commands(training)),
+        commands=(sentences.next_command(training),),
         facts=(("Run", training.run.run_id), ("Profile", training.run.profile)),
         sections=tuple(_sections(training)),
     )
@@ -69,8 +68,8 @@ def _sections(training: TrainingReport) -> Iterator[Section]:
         yield from _score(record.score)
     if (picture := _picture(training)) is not None:
         yield Section(title="Loss", parts=(picture,))
-    if uses := goodput.uses(training):
-        yield Section(title="Cost and goodput", parts=(paragraph(goodput.sentence(uses)), _uses(training, uses)))
+    if training.uses:
+        yield Section(title="Cost and goodput", parts=(paragraph(sentences.goodput(training)), _uses(training)))
     if compared := sentences.predicted_and_actual(training):
         heads, basis = ("quantity", "predicted", "actual"), training.forecast.get("basis")
         quiet = [paragraph(f"Basis of the predicted time: {basis}.", is_quiet=True)] if basis else []
@@ -112,36 +111,22 @@ def _scored(row: ScoredRow) -> Answers:
 
 
 def _picture(training: TrainingReport) -> Picture | None:
-    """Draw the losses over the time of the steps; None if no step was done."""
-    record, total = training.record, training.steps_sec
-    if not record.steps.step:
-        return None
-    scale, unit = next((scale, unit) for least, scale, unit in _UNITS if total >= least)
-    at = [seconds / scale for seconds in training.seconds]
-    position = dict(zip(record.steps.step, at, strict=True)) | {0: 0.0}
-    held_out = [(position[each.step], each) for each in record.evaluations if each.step in position]
-    per_hour = None if training.price is None else training.price * record.world_size
-    price = "" if per_hour is None else f"{formatting.dollars(per_hour)} an hour of all workers"
-    facts = (training.device, f"profile {training.run.profile}", f"run {training.run.run_id}", price)
-    title = sentences.loss_and_cost(training) or sentences.outcome(training)
-    note = PROFILE_NOTES.get(training.run.profile)
-    header = Header(title=title, facts=tuple(filter(None, facts)), note=note)
-    figure = loss.training_figure(header, f"{unit} of steps", at, record.steps.loss, sum(record.steps.tokens), held_out)
-    return draw_picture(LOSS_FIGURE, "", figure)
+    drawing = loss.gather_training(training)
+    return None if drawing is None else draw_picture(LOSS_FIGURE, "", drawing)
 
 
-def _uses(training: TrainingReport, uses: Sequence[goodput.Use]) -> Table:
+def _uses(training: TrainingReport) -> Table:
     """Make a row for each use of the paid time: name, time, share, and dollars if there is a price."""
-    price = training.price
+    price, uses = training.price, training.uses
     heads = ("use", "time", "share", *(["cost"] if price is not None else []))
     rows = [
         (
-            use.name,
-            formatting.duration(use.seconds),
-            f"{use.share * 100:.1f} %",
-            *([formatting.dollars(use.seconds / 3600.0 * price)] if price is not None else []),
+            name,
+            formatting.duration(seconds),
+            f"{100.0 * seconds / sum(uses.values()):.1f} %",
+            *([formatting.dollars(seconds / 3600.0 * price)] if price is not None else []),
         )
-        for use in uses
+        for name, seconds in uses.items()
     ]
     return text_table(heads, rows, heads[1:])
 
@@ -159,12 +144,11 @@ def _data(training: TrainingReport) -> Iterator[Section]:
 
 
 def _attempts(training: TrainingReport) -> Table:
-    heads = ("attempt", "leader", "workers", "resumed from step", "seconds lost", "dollars", "ended because")
+    heads = ("attempt", "leader", "resumed from step", "seconds lost", "dollars", "ended because")
     rows = [
         (
             str(attempt.number),
             attempt.worker,
-            str(attempt.workers),
             "" if attempt.step is None else f"{attempt.step:,}",
             "" if attempt.lost_sec is None else formatting.number(attempt.lost_sec),
             "" if attempt.usd is None else f"${attempt.usd:.4f}",

@@ -22,7 +22,6 @@ from reports.read.run_folder import load
 from reports.summary.prices import PriceError, Pricing
 from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
-from reports.training import repeat
 from reports.training import training_facts as training_values
 from reports.training.training_facts import TrainingReport
 
@@ -78,8 +77,7 @@ def build_training(run_folder: Path) -> Report[TrainingReport]:
     """Write the report of a training. Raises ReportError; ReportWriteError if its folder cannot be written."""
     values = training_values.read(run_folder)
     document = training_document.make(values)
-    contents = data_files.of_training(values) | {repeat.SETTINGS_FILE: repeat.repeat_settings(values)}
-    return Report(document=document, values=values, files=_write(run_folder, document, contents))
+    return Report(document=document, values=values, files=_write(run_folder, document, data_files.of_training(values)))
 
 
 def _charts_with_comparison(run: Run, other: Run | None, allow: Collection[str]) -> tuple[Chart, ...]:

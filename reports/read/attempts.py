@@ -20,7 +20,6 @@ from reports import formatting
 _MAX_LEDGER_BYTES = 64_000_000  # a run of 10,000 trials writes 6 MB
 _MAX_LINE_BYTES = 100_000
 _MAX_RESTART_COST = 1e12  # limit of step, lost_sec and usd
-_MAX_WORKERS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,6 @@ class AttemptSpan:
     step: int | None = None
     lost_sec: float | None = None
     usd: float | None = None
-    workers: int = 1
     is_retried: bool = False
     waited_until: float | None = None
 
@@ -87,27 +85,15 @@ def ledger_fault(run_folder: Path, ran: Collection[tuple[str, int]]) -> str | No
 
 def total_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
     """Sum the durations of all attempts and the waits for a restart; a running attempt counts until `now`."""
-    return sum(_duration_sec(attempt, now) for attempt in _with_waits(attempts, now))
+    durations = (max(0.0, (now if attempt.ended is None else attempt.ended) - attempt.began) for attempt in attempts)
+    return sum(durations) + wait_sec(attempts, now)
 
 
-def worker_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
-    """Sum the durations of all attempts times their workers."""
-    return sum(attempt.workers * _duration_sec(attempt, now) for attempt in attempts)
-
-
-def held_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
-    """Sum the time for which the workers were held and billed, times their number: with the waits for a restart."""
-    return worker_sec(_with_waits(attempts, now), now)
-
-
-def _with_waits(attempts: Sequence[AttemptSpan], now: float) -> list[AttemptSpan]:
-    ends = [*(following.began for following in attempts[1:]), now]
-    spans = zip(attempts, ends, strict=False)  # `now` is left over without attempts
-    return [replace(span, ended=span.waited_until or end) if span.is_retried else span for span, end in spans]
-
-
-def _duration_sec(attempt: AttemptSpan, now: float) -> float:
-    return max(0.0, (now if attempt.ended is None else attempt.ended) - attempt.began)
+def wait_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
+    """Sum the waits of attempts that were retried, for the next one or for the run's end without one."""
+    begins = [*(following.began for following in attempts[1:]), now]
+    retried = [each for each in zip(attempts, begins, strict=False) if each[0].is_retried]
+    return sum(max(0.0, (span.waited_until or begin) - (span.ended or begin)) for span, begin in retried)
 
 
 def _read_ledger(run_folder: Path) -> bytes:
@@ -125,9 +111,7 @@ def _apply_event(spans: dict[int, AttemptSpan], event: dict[str, object], timest
     if not isinstance(number, int):
         return
     if event["event"] == "started":
-        workers = event.get("workers")
-        workers = workers if isinstance(workers, int) and 0 < workers <= _MAX_WORKERS else 1
-        spans[number] = AttemptSpan(number=number, worker=str(event["worker"]), began=timestamp, workers=workers)
+        spans[number] = AttemptSpan(number=number, worker=str(event["worker"]), began=timestamp)
     elif event["event"] in ("retried", "ended") and number in spans and spans[number].ended is None:
         reason, code = event.get("reason"), event.get("reason_code")
         known = ReasonCode(code) if isinstance(code, str) else None

@@ -1,8 +1,6 @@
 """The values and words of a training's report: its losses, its cost, and predicted against actual numbers.
 
 training_facts: a training from its folder, and the check of its adapter
-sentences: its sentences and titled numbers
-goodput: paid worker time by use
+sentences: its sentences and titled numbers, and the command to continue with
 comparison: two trainings compared by their held-out losses per example
-repeat: the commands to continue with, and the files that repeat it
 """

@@ -1,5 +1,6 @@
 """The sentences and titled numbers of a training: headline, score, losses, cost, predicted against actual."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from bench.records.units import format_gib, format_mb
 from reports import formatting
 from reports.read import attempts
 from reports.read.loaded_run import ReportError
-from reports.training.training_facts import TrainingReport, adapter_evaluation, check_command, read_check
+from reports.training.training_facts import STEPS, TrainingReport, adapter_evaluation, check_command, read_check
 
 LABELS = {
     "exact": "exact answers",
@@ -78,6 +79,28 @@ def outcome(training: TrainingReport) -> str:
         return f"Trained, but the held-out loss rose by {change}"
     change = f"{last.change:+.4f} nats per token ({last.change_low:+.4f} to {last.change_high:+.4f})"
     return f"Trained, but the held-out loss was not shown to change: {change}"
+
+
+def goodput(training: TrainingReport) -> str:
+    """Say what share of the paid time became steps that count."""
+    total = sum(training.uses.values())
+    share = training.uses.get(STEPS, 0.0) / total
+    return f"Of {formatting.duration(total)} of worker time, {share * 100:.0f} % became steps that count."
+
+
+def next_command(training: TrainingReport) -> tuple[str, str]:
+    """Return the purpose of the command to continue with, and the command."""
+    run_id = training.folder.name
+    if not training.has_succeeded:
+        return "To resume from the last checkpoint", f"inv train --resume={run_id}"
+    merge = "To merge it into one model folder"
+    if not training.record.evaluations:  # adapter.check needs held-out data
+        return merge, f"inv adapter.merge --run={run_id} --force"
+    with contextlib.suppress(ReportError):  # without a check there is no merge
+        base = read_check(training).best_base(training.run.planned[0].trial.base_precision)
+        if base is not None:
+            return merge, f"inv adapter.merge --run={run_id} --base={base}"
+    return "To measure the adapter in each form that can be served", check_command(training)
 
 
 def score_label(score: TrainingScore, measure: ScoreMeasure) -> str:

@@ -134,9 +134,8 @@ class TrainingState:
 
     def attempt_spans(self, run: RunRecord) -> list[AttemptSpan]:
         """Convert the attempts to spans; the last attempt counts as running."""
-        worker, size = run.workers[0], run.planned[0].trial.world_size
         spans = [
-            AttemptSpan(number=attempt.number, worker=worker, began=attempt.first, ended=attempt.last, workers=size)
+            AttemptSpan(number=attempt.number, worker=run.workers[0], began=attempt.first, ended=attempt.last)
             for attempt in self.attempts
         ]
         return [*spans[:-1], *(replace(span, ended=None) for span in spans[-1:])]

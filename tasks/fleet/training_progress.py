@@ -66,7 +66,7 @@ class TrainingLine:
         if (remaining_sec := self._pace.remaining_sec) is not None:
             parts.append(f"about {formatting.clock(remaining_sec)} left")
         if self._price is not None:
-            hours = attempts.held_sec(spans, time.time()) / 3600.0
+            hours = attempts.total_sec(spans, time.time()) * self._run.planned[0].trial.world_size / 3600.0
             parts.append(f"{formatting.dollars(hours * self._price.usd_per_gpu_hour)} so far")
         parts.append(formatting.count(max(0, len(spans) - 1), "restart"))
         return escape_controls(f"{self._run.run_id}: {', '.join(parts)}")

@@ -9,7 +9,7 @@ from bench.records.score import TrainingTime
 from bench.records.training import Restart
 from reports.output import training_document as document
 from reports.read.loaded_run import ReportError
-from reports.training import goodput, sentences, training_facts
+from reports.training import sentences, training_facts
 from tests.support.reports.training_run import MEASURE, RECORD, SCORE, write_run
 
 
@@ -60,27 +60,18 @@ def test_paid_time_is_divided_by_use(tmp_path: Path) -> None:
     restart = Restart(attempt=2, from_step=1)
     times = TrainingTime(loading_sec=300.0, evaluation_sec=120.0, score_sec=600.0)
     training = read(tmp_path, steps=steps, restarts=[restart], time=times)
-    uses = {use.name: use.seconds for use in goodput.uses(training)}
-    assert uses == {
-        goodput.STEPS: 3000.0, "loading": 600.0, "evaluation": 240.0, "answers and score": 1200.0, goodput.REST: 2160.0,
+    assert training.uses == {
+        training_facts.STEPS: 3000.0, "loading": 600.0, "evaluations": 240.0, "answers and score": 1200.0,
+        training_facts.REST: 2160.0,
     }  # fmt: skip
-    assert sum(use.share for use in goodput.uses(training)) == pytest.approx(1.0)
-    assert sum(uses.values()) == 7200.0
-
-
-def test_steps_count_for_the_workers_that_did_them(tmp_path: Path) -> None:
-    training = read(tmp_path)
-    first, second = training.attempts
-    smaller = dataclasses.replace(training, attempts=[first, dataclasses.replace(second, workers=1)])
-    assert goodput.uses(smaller)[0].seconds == 1800.0 * 2 + 1800.0
-    assert goodput.uses(dataclasses.replace(training, attempts=[])) == []
+    assert "42 %" in sentences.goodput(training)
+    assert dataclasses.replace(training, attempts=[]).uses == {}
 
 
 def test_the_cost_is_that_of_the_paid_time_with_its_waits(tmp_path: Path) -> None:
     training = training_facts.read(write_run(tmp_path / "r"))
     first, second = training.attempts
     waiting = dataclasses.replace(training, attempts=[dataclasses.replace(first, ended=first.began + 900.0), second])
-    uses = {use.name: use.seconds for use in goodput.uses(waiting)}
-    assert uses["waiting for a restart"] == 2 * 900.0
+    assert waiting.uses[training_facts.WAITS] == 2 * 900.0
     assert waiting.worker_hours == training.worker_hours == 2.0
     assert sentences.loss_and_cost(waiting) == sentences.loss_and_cost(training)

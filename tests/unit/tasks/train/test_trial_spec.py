@@ -2,22 +2,14 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from invoke import Context
 
 from bench.records import choose, suite
-from bench.records.trial import Trial
-from bench.records.validation import ALL_LINEAR
-from reports.training import repeat, training_facts
-from reports.training.training_facts import TrainingReport
 from tasks.errors import UsageError
 from tasks.fleet import declared, trial_spec
-from tasks.settings.layers import Settings, load
-from tests.support.reports import training_run
 from tests.unit.tasks.train.conftest import MakeSettings
 
 
@@ -27,6 +19,7 @@ def test_the_defaults_are_a_training(settings: MakeSettings) -> None:
     assert trial.training is not None
     data = trial.training.data
     assert (data.files, data.labels) == (["data/python-docs.jsonl"], "assistant")
+    assert [trial_spec.worker_count(settings(workers=3), asked) for asked in (None, 2)] == [3, 2]
 
 
 def test_every_setting_of_a_training_reaches_it(settings: MakeSettings) -> None:
@@ -52,35 +45,6 @@ def test_every_setting_of_a_training_reaches_it(settings: MakeSettings) -> None:
     assert "down_proj" in trial.lora_targets
 
 
-@pytest.mark.parametrize(
-    ("train", "workers", "recommended"),
-    [
-        ({"rows_per_step": 2}, 2, {}),  # too few rows for the four workers of the settings
-        ({"workers": 3, "seed": 9, "base_precision": "bf16", "lora_targets": "all-linear"}, None, {}),
-        ({"workers": 3}, 1, {}),
-        ({"recipe": "fast"}, None, {"recipe": "stock", "lora_rank": 4}),
-        ({"recipe": "fast"}, None, {"held_layers": 1, "lora_targets": ALL_LINEAR, "max_seq_len": 64}),
-    ],
-)
-def test_the_command_on_a_trainings_page_repeats_it(
-    train: dict[str, Any],
-    workers: int | None,
-    recommended: dict[str, Any],
-    settings: MakeSettings,
-    context: Callable[..., Context],
-    project: Path,
-) -> None:
-    configured = settings(**train)
-    own = trial_spec.make_trial(configured, 1)
-    count = trial_spec.worker_count(configured, workers)
-    trial = trial_spec.make_trial(configured, count, dataclasses.replace(own, **recommended) if recommended else None)
-    training = written_training(project / "results" / "r", configured, trial)
-    assert any(command.endswith("/settings.json train") for _, command in repeat.commands(training))
-    (project / "repeat.json").write_bytes(repeat.repeat_settings(training))
-    repeated = load(context("repeat.json"))
-    assert trial_spec.make_trial(repeated, trial_spec.worker_count(repeated, None)) == trial
-
-
 def test_a_benchmark_gives_the_configuration_and_the_settings_the_rest(settings: MakeSettings) -> None:
     configured = settings(learning_rate=5e-4)
     (measured,) = choose(suite("recipes", "tiny", configured.model.path, "d"), ("fast-lean",))
@@ -98,14 +62,6 @@ def test_a_configuration_of_something_else_is_refused(
     (measured,) = choose(suite("quick", "tiny", configured.model.path, "d"), ("optimized",))
     with pytest.raises(UsageError, match=re.escape(named)):
         trial_spec.check_trial(configured, dataclasses.replace(measured, **changed), "train: --from: r")
-
-
-def written_training(folder: Path, configured: Settings, trial: Trial) -> TrainingReport:
-    """Return a training of this trial as a report reads it."""
-    training = training_facts.read(training_run.write_run(folder))
-    planned = dataclasses.replace(training.run.planned[0], trial=trial)
-    run = dataclasses.replace(training.run, planned=[planned], settings=configured.public())
-    return dataclasses.replace(training, run=run)
 
 
 @pytest.mark.parametrize(
