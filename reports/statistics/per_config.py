@@ -108,14 +108,8 @@ def combine_all(described: Mapping[str, Sequence[Process]]) -> dict[str, Measure
         name: spreads({label: samples(processes, name) for label, processes in described.items()}, fitted)
         for name in QUANTITIES
     }
-    levels: dict[str, float] = {}
-    for process in (process for processes in described.values() for process in processes):
-        distance = math.log1p((process.levels_percent or 0.0) / 100.0)
-        levels[process.worker] = max(distance, levels.get(process.worker, 0.0))
     return {
-        label: combine(
-            processes, {name: spread_of[label] for name, spread_of in noise.items() if label in spread_of}, levels
-        )
+        label: combine(processes, {name: spread_of[label] for name, spread_of in noise.items() if label in spread_of})
         for label, processes in described.items()
     }
 
@@ -132,26 +126,18 @@ def spreads(samples_by_label: Mapping[str, Sequence[Sample]], fitted: int = 0) -
     return pooling.spreads(cells, by_worker=is_over_workers, fitted=fitted)
 
 
-def combine(
-    processes: Sequence[Process],
-    spread_by_quantity: Mapping[str, Spread] | None = None,
-    levels: Mapping[str, float] | None = None,
-) -> MeasuredRate:
+def combine(processes: Sequence[Process], spread_by_quantity: Mapping[str, Spread] | None = None) -> MeasuredRate:
     """Combine the processes of one configuration, in any order. Raises ValueError without any.
 
-    `spread_by_quantity` is the noise of its units, pooled over the whole run. `levels` maps a worker to the distance of
-    the two speeds between which any process of the run was seen to jump there, as a logarithm.
+    `spread_by_quantity` is the noise of its units, pooled over the whole run.
     """
     if not processes:
         raise ValueError("a configuration needs at least one process's steps")
     ordered = sorted(processes, key=lambda process: (process.worker, process.process))
     n_steps = sum(process.n_steps for process in ordered)
     spread_of = spread_by_quantity or {}
-    only_worker = ordered[0].worker if len({process.worker for process in ordered}) == 1 else ""
-    distance = (levels or {}).get(only_worker, 0.0)
     estimates = {
-        name: estimate(_with_levels(mean_of_logs(samples(ordered, name), spread_of.get(name)), distance), n_steps)
-        for name in QUANTITIES
+        name: estimate(mean_of_logs(samples(ordered, name), spread_of.get(name)), n_steps) for name in QUANTITIES
     }
     medians = {worker: math.exp(value) for worker, value in mean_by_worker(samples(ordered, "step_time_sec")).items()}
     return MeasuredRate(
@@ -264,16 +250,6 @@ def mean_of_logs(values: Sequence[Sample], spread: Spread | None = None) -> Mean
     over: Over | None = None if half is None else "steps"
     floor = _error_floor(values)
     return Mean(value=values[0].log, error=floor, df=None, floor=floor, half=half, over=over, units=1)
-
-
-def _with_levels(mean: Mean, distance: float) -> Mean:
-    """Widen the interval of processes on one worker by two speeds that are `distance` apart.
-
-    The next process may keep the other speed. A process at either speed at random deviates by half the distance.
-    """
-    if mean.half is None or not distance:
-        return mean
-    return replace(mean, half=math.hypot(mean.half, NORMAL * distance / 2.0 / math.sqrt(mean.units)))
 
 
 def difference(

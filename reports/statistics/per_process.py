@@ -1,4 +1,4 @@
-"""Statistics of one process's steps: median and its standard error, two levels.
+"""Statistics of one process's steps: median and its standard error.
 
 All computations use the logarithm of the step time, so a step that is 1 % slower counts as much as one that is 1 %
 faster. Consecutive steps are similar (same clock, same temperature), so n steps are equivalent to fewer independent
@@ -23,9 +23,6 @@ Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 AMOUNTS = ("samples", "tokens", "useful_tokens")
-LEVELS_MIN_STEPS = 10
-CLIPPED_SDS, CLIPPED_SHARE = 5.0, 0.02  # the levels ignore how far more distant steps are
-LEVELS_SDS, LEVELS_SHARE = 5.0, 0.01  # two clock levels: more than 5 standard deviations and at least 1 % apart
 _MAX_AUTOCORRELATION = 0.9
 _SD_OF_MAD = 1.4826  # a normal distribution's standard deviation over its median absolute deviation
 _SE_OF_MEDIAN = math.sqrt(math.pi / 2.0)  # a normal sample's standard error of the median over that of the mean
@@ -79,8 +76,9 @@ def describe(processes: Iterable[ProcessSteps]) -> list[Process]:
     described: dict[int, Process] = {}
     for length, indices in by_length.items():
         times = np.stack([processes[index].step_time_sec for index in indices])
-        columns, medians = _describe_rows(np.log(times), length), np.median(times, axis=1)
-        errors = times.std(axis=1, ddof=1 if length > 1 else 0) / times.mean(axis=1) / np.sqrt(columns["effective"])
+        medians = np.median(times, axis=1)
+        effective, median_errors = _effective_steps_and_errors(np.log(times), length)
+        errors = times.std(axis=1, ddof=1 if length > 1 else 0) / times.mean(axis=1) / np.sqrt(effective)
         elapsed = times.sum(axis=1)
         group = [processes[index] for index in indices]
         sums = {amount: np.stack([getattr(process, amount) for process in group]).sum(axis=1) for amount in AMOUNTS}
@@ -99,15 +97,14 @@ def describe(processes: Iterable[ProcessSteps]) -> list[Process]:
                 elapsed_samples_per_sec=float(sums["samples"][row] / elapsed[row]),
                 elapsed_useful_tokens_per_sec=float(sums["useful_tokens"][row] / elapsed[row]),
                 elapsed_error=float(errors[row]),
-                standard_error=float(columns["se"][row]),
-                effective_steps=float(columns["effective"][row]),
-                levels_percent=100.0 * math.expm1(levels) if (levels := float(columns["levels"][row])) else None,
+                standard_error=float(median_errors[row]),
+                effective_steps=float(effective[row]),
             )
     return [described[index] for index in range(len(processes))]
 
 
-def _describe_rows(steps: Floats, length: int) -> dict[str, Floats]:
-    """Compute the columns of `Process` for rows of logarithms of step times."""
+def _effective_steps_and_errors(steps: Floats, length: int) -> tuple[Floats, Floats]:
+    """Compute effective steps and the median's standard error for rows of logarithms of step times."""
     median = np.median(steps, axis=1)
     sd = _SD_OF_MAD * np.median(np.abs(steps - median[:, None]), axis=1)
     ranks = np.argsort(np.argsort(steps, axis=1, kind="stable"), axis=1, kind="stable").astype(np.float64)
@@ -115,42 +112,7 @@ def _describe_rows(steps: Floats, length: int) -> dict[str, Floats]:
     rho = _unbiased(_lag1(ranks), length)
     rho = np.clip(rho + 0.5 / math.sqrt(length), 0.0, _MAX_AUTOCORRELATION) if length > 4 else np.zeros(len(steps))
     effective = np.clip(length * (1.0 - rho) / (1.0 + rho), min(3.0, length), length)
-    return {
-        "effective": effective,
-        "se": _SE_OF_MEDIAN * sd / np.sqrt(effective),
-        "levels": _level_distance(steps, median, sd),
-    }
-
-
-def _level_distance(steps: Floats, median: Floats, sd: Floats) -> Floats:
-    """Return the distance of the two levels between which each row jumps; 0 if it does not jump.
-
-    Each row is split in two where the residual variance is smallest; each part has at least a fifth of the steps. The
-    parts of a single cluster, however skewed, are less than LEVELS_SDS of their own standard deviations apart.
-    """
-    length = steps.shape[1]
-    fifth = -(-length // 5)
-    if length < LEVELS_MIN_STEPS:
-        return np.zeros(len(steps))
-    limit = np.maximum(CLIPPED_SDS * sd, CLIPPED_SHARE)[:, None]
-    ordered = np.sort(np.clip(steps - median[:, None], -limit, limit), axis=1)
-    sums, squares = np.cumsum(ordered, axis=1), np.cumsum(ordered * ordered, axis=1)
-    split_sizes = np.arange(fifth, length - fifth + 1)
-    low, high = (
-        sums[:, split_sizes - 1] / split_sizes,
-        (sums[:, -1:] - sums[:, split_sizes - 1]) / (length - split_sizes),
-    )
-    residual_squares = squares[:, -1:] - split_sizes * low**2 - (length - split_sizes) * high**2
-    best = residual_squares.argmin(axis=1)
-    rows = np.arange(len(steps))
-    gaps = high[rows, best] - low[rows, best]
-    sds = np.sqrt(np.maximum(residual_squares[rows, best], 0.0) / (length - 2))
-    distances = np.zeros(len(steps))
-    for row in np.flatnonzero(gaps > np.maximum(LEVELS_SDS * sds, LEVELS_SHARE)):
-        # The levels were found on clipped steps; their distance is computed from the unclipped ones.
-        unclipped, split = np.sort(steps[row]), split_sizes[best[row]]
-        distances[row] = np.median(unclipped[split:]) - np.median(unclipped[:split])
-    return distances
+    return effective, _SE_OF_MEDIAN * sd / np.sqrt(effective)
 
 
 def _lag1(rows: Floats) -> Floats:

@@ -23,7 +23,7 @@ class Process:
     equivalent number of independent steps. `steps` are in seconds, `amounts` by the names of AMOUNTS.
 
     `at_sec` is when its steps began by its worker's clock; `trend` is the logarithm of its slowdown that the run's
-    drift explains (`pooling.Slope`). `levels_percent` is the distance of the two speeds if the steps jump, else None.
+    drift explains (`pooling.Slope`).
     """
 
     process: str
@@ -41,7 +41,6 @@ class Process:
     elapsed_error: float
     standard_error: float
     effective_steps: float
-    levels_percent: float | None
     trend: float = 0.0
 
     @property

@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from bench.records.quality import LossCheck, QualityRecord
 from bench.records.run import REPEATS, RunRecord
@@ -13,7 +12,7 @@ from reports import formatting
 from reports.statistics.types import Estimate, MeasuredRate, Ratio
 from reports.summary.decisions import Advice, Choice
 from reports.summary.loss_verdicts import NOT_SHOWN, difference_of, verdict_of
-from reports.summary.rows import ConfigurationRow
+from reports.summary.rows import ConfigurationRow, PlannedRow
 from reports.summary.summary import Summary
 from reports.summary.warnings import RunWarning, WarningCode, count_ends
 
@@ -143,7 +142,7 @@ def _location(amount: int, summary: Summary) -> str:
     return f"on {location} ({summary.hosts.device}, profile {summary.record.profile})"
 
 
-def ends_text(rows: Sequence[Any]) -> str:
+def ends_text(rows: Sequence[PlannedRow]) -> str:
     """Return how the trials of these rows ended: `3 SUCCEEDED, 1 missing`."""
     return _counts_text(count_ends(rows)) or "nothing was planned"
 
@@ -216,11 +215,6 @@ _WARNINGS: dict[WarningCode, Callable[..., str]] = {
         f"{label}: the slowest worker took {formatting.number(ratio, 2)}x the fastest worker's time for a step"
         + (f"; a large spread also in {formatting.first_n(also, 3)}." if also else ".")
     ),
-    WarningCode.TWO_SPEEDS: lambda percent, processes, total, workers: (
-        f"Steps jump between two speeds, up to {formatting.number(percent, 1)} % apart, in {processes} of "
-        f"{formatting.count(total, 'process', 'processes')} ({formatting.first_n(workers, 3)}): their clocks were not "
-        "constant."
-    ),
     WarningCode.DRIFT: lambda change, low, high: (
         f"Steps took {change:+.2g} % ({low:+.2g} to {high:+.2g} %) at the run's end; a line over the trials' times was "
         "taken off."
@@ -287,7 +281,7 @@ def one_process_note(summary: Summary) -> str:
     labels = [label for label, unit in over.items() if unit == "steps"]
     note = (
         f"Intervals of {formatting.first_n(labels, 3)} are over the steps of one process: the variation between "
-        "processes is assumed, and a second clock speed that no process showed is not covered."
+        "processes is assumed, and a second clock speed is not covered."
     )
     return note if labels else ""
 

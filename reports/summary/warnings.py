@@ -23,7 +23,7 @@ from reports.statistics.types import Process
 from reports.summary.cost import Price
 from reports.summary.decisions import choose, is_unfit
 from reports.summary.loss_verdicts import verdict_of
-from reports.summary.rows import ConfigurationRow, OtherConfiguration
+from reports.summary.rows import ConfigurationRow, OtherConfiguration, PlannedRow
 
 # Above this ratio of step times, one number does not represent all workers of a fleet.
 NOTABLE_SPREAD = 1.10
@@ -49,7 +49,6 @@ class WarningCode(enum.StrEnum):
     CPU_PRICE = "cpu_price"
     SLOW_WORKER = "slow_worker"
     SPREAD = "spread"
-    TWO_SPEEDS = "two_speeds"
     DRIFT = "drift"
     SLOW_STEPS = "slow_steps"
     FLAG = "flag"
@@ -83,7 +82,6 @@ def find(
         *_machine_warnings(hosts, prices),
         *_slow_worker_warnings(slow, groups, run.results),
         *_spread_warnings(rows, slow),
-        *_clock_speed_warnings(measured),
         *drift_warnings(measured),
         *_step_warnings(rows),
         *_flag_warnings([group for group in groups if not _is_about_slow_workers(group, slow)], len(run.results)),
@@ -105,7 +103,7 @@ def _loss_warnings(run: Run, rows: Sequence[ConfigurationRow]) -> Iterator[RunWa
 
 
 def _run_warnings(
-    configurations: Sequence[ConfigurationRow | OtherConfiguration],
+    configurations: Sequence[PlannedRow],
     rows: Sequence[ConfigurationRow],
     baseline: str,
     rejected: int,
@@ -122,7 +120,7 @@ def _run_warnings(
         yield RunWarning(code=WarningCode.NO_BASELINE, weight=2.0, values={"baseline": baseline})
 
 
-def count_ends(rows: Iterable[ConfigurationRow | OtherConfiguration]) -> dict[str, int]:
+def count_ends(rows: Iterable[PlannedRow]) -> dict[str, int]:
     """Count the trials of all rows by how they ended, and those without a usable result as missing."""
     totals: Counter[str] = Counter()
     for row in rows:
@@ -215,27 +213,6 @@ def drift_warnings(measured: Mapping[str, Sequence[Process]]) -> Iterator[RunWar
         return
     values = {name: 100.0 * math.expm1(getattr(slope, name)) for name in ("change", "low", "high")}
     yield RunWarning(code=WarningCode.DRIFT, weight=abs(slope.change), values=values)
-
-
-def _clock_speed_warnings(measured: Mapping[str, Sequence[Process]]) -> Iterator[RunWarning]:
-    """Warn of workers whose steps jump between two speeds."""
-    jumping = sorted(
-        (
-            (process.levels_percent, process.worker)
-            for processes in measured.values()
-            for process in processes
-            if process.levels_percent
-        ),
-        reverse=True,
-    )
-    if jumping:
-        values = {
-            "percent": jumping[0][0],
-            "processes": len(jumping),
-            "total": sum(map(len, measured.values())),
-            "workers": list(dict.fromkeys(worker for _, worker in jumping)),
-        }
-        yield RunWarning(code=WarningCode.TWO_SPEEDS, weight=jumping[0][0] / 100.0, values=values)
 
 
 def _step_warnings(rows: Sequence[ConfigurationRow]) -> Iterator[RunWarning]:

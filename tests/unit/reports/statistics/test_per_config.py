@@ -214,15 +214,3 @@ def test_configurations_on_different_devices_are_compared_by_the_workers_that_bo
     apart = ratio(measure(first), measure(second), "samples")
     assert (apart.low, apart.high, apart.over, apart.verdict) == (None, None, None, None)
     assert ratio(measure(first), measure([*first, *second]), "samples").over == "workers"
-
-
-def test_clocks_of_two_speeds_widen_the_interval_of_their_only_worker():
-    random = np.random.default_rng(5)
-    calm = steps("a", 0.2 * np.exp(random.normal(0.0, 0.001, 30)), process="calm")
-    jumping = steps("a", 0.2 * np.exp(random.normal(0.0, 0.001, 30) + 0.04 * (np.arange(30) > 14)), process="jumping")
-    single, both = (
-        per_config.combine_all({str(index): describe([each]) for index, each in enumerate(processes)})["0"]
-        for processes in ((calm,), (calm, jumping))
-    )
-    assert single.step_time_sec.high / single.step_time_sec.value < 1.03
-    assert both.step_time_sec.high / both.step_time_sec.value > 1.04  # the next process may keep the other speed

@@ -160,23 +160,6 @@ def test_a_drift_that_was_taken_off_is_said_with_its_interval_where_it_is_notabl
     assert drifts(0.005) == []
 
 
-def jumping(random, distance, share, count=30):
-    return 0.2 * np.exp(random.normal(0.0, 0.003, count) + distance * (random.random(count) < share))
-
-
-def test_steps_that_jump_between_two_clocks_are_detected_and_others_are_not():
-    random = np.random.default_rng(5)
-    for distance, percent in ((0.04, 4.0), (0.3, 35.0)):
-        two = describe([steps("a", tuple(jumping(random, distance, 0.4)), process=str(n)) for n in range(200)])
-        assert sum(process.levels_percent is not None for process in two) >= 180
-        distances = [process.levels_percent for process in two if process.levels_percent]
-        assert np.median(distances) == pytest.approx(percent, abs=0.3)
-    one_level = [jumping(random, 0.0, 0.0) * np.exp(0.004 * random.gamma(2.0, 1.0, 30)) for _ in range(200)]
-    rare = [np.where(random.random(30) < 0.06, 1.5, 1.0) * times for times in one_level]
-    calm = describe([steps("a", tuple(times), process=str(n)) for n, times in enumerate((*one_level, *rare))])
-    assert sum(process.levels_percent is not None for process in calm) <= 8
-
-
 @pytest.mark.parametrize(
     ("out_of_memory", "status", "warned", "unfit"),
     [
