@@ -183,19 +183,15 @@ def text_table(heads: Iterable[str], rows: Iterable[Iterable[str]], numbers: Ite
     )
 
 
-def estimate_cell(interval: HasInterval | None) -> Cell | None:
-    """Return a cell with a value and its interval; None without one."""
-    return None if interval is None else _interval_cell(interval, formatting.estimate_decimals(interval))
+def estimate_cell(interval: HasInterval, detail: str = "", *, prefix: str = "") -> Cell:
+    """Return a cell with a value, its interval and another detail."""
+    return _cell(*formatting.estimate_parts(interval, prefix=prefix), detail)
 
 
-def ratio_cell(interval: HasInterval | None, word: str = "") -> Cell | None:
-    """Return a cell with a ratio, its interval and its verdict; None without one."""
-    if interval is None:
-        return None
-    return _interval_cell(interval, formatting.ratio_decimals(interval.low, interval.high), "x", word)
+def ratio_cell(interval: HasInterval, word: str) -> Cell:
+    """Return a cell with a ratio, its interval and its verdict."""
+    return _cell(*formatting.ratio_parts(interval), word)
 
 
-def _interval_cell(interval: HasInterval, decimals: int, suffix: str = "", word: str = "") -> Cell:
-    span = formatting.span(interval.low, interval.high, decimals).strip("()")
-    details = (span, word)
-    return Cell(value=f"{formatting.number(interval.value, decimals)}{suffix}", details=tuple(filter(None, details)))
+def _cell(value: str, *details: str) -> Cell:
+    return Cell(value=value, details=tuple(filter(None, details)))

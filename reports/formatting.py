@@ -15,7 +15,7 @@ class HasInterval(Protocol):
     """A value with an interval whose ends may be unknown."""
 
     @property
-    def value(self) -> float: ...
+    def value(self) -> float | None: ...
     @property
     def low(self) -> float | None: ...
     @property
@@ -44,14 +44,6 @@ def span(low: float | None, high: float | None, decimals: int, separator: str = 
     return f"({number(low, decimals)}{separator}{number(high, decimals)})"
 
 
-def estimate_decimals(interval: HasInterval) -> int:
-    """Return the decimals for a value and its interval: three significant digits, more if the ends would look equal."""
-    minimum = significant_decimals(interval.value)
-    if interval.low is None or interval.high is None:
-        return minimum
-    return _distinct_decimals(interval.low, interval.high, minimum)
-
-
 def ratio_decimals(low: float | None, high: float | None, minimum: int = 2) -> int:
     """Return the decimals for a ratio and its interval.
 
@@ -72,22 +64,36 @@ def _distinct_decimals(low: float, high: float, minimum: int) -> int:
     return next((count for count in range(minimum, maximum) if number(low, count) != number(high, count)), maximum)
 
 
-def estimate(interval: HasInterval | None, suffix: str = "", *, prefix: str = "") -> str:
-    """Format `0.153 (0.150 to 0.157)` with equal decimals; `prefix` and `suffix` (a unit) surround the value."""
-    if interval is None:
-        return UNKNOWN
-    decimals = estimate_decimals(interval)
-    value = f"{prefix}{number(interval.value, decimals)}{suffix}"
-    return f"{value} {span(interval.low, interval.high, decimals)}".rstrip()
+def estimate_parts(interval: HasInterval, decimals: int | None = None, prefix: str = "") -> tuple[str, str]:
+    """Return `0.153` and `0.150 to 0.157`, the latter "" without interval.
+
+    Both have `decimals` decimals (default: three significant digits), or more if the ends would look equal.
+    """
+    decimals = significant_decimals(interval.value or 0.0) if decimals is None else decimals
+    if interval.low is not None and interval.high is not None:
+        decimals = _distinct_decimals(interval.low, interval.high, decimals)
+    return f"{prefix}{number(interval.value, decimals)}", span(interval.low, interval.high, decimals).strip("()")
 
 
-def ratio(interval: HasInterval | None) -> str:
-    """Format `1.93x (1.88 to 1.97)`; two decimals, so that small ratios do not look more exact than large ones."""
+def ratio_parts(interval: HasInterval, minimum: int = 2) -> tuple[str, str]:
+    """Return `1.93x` and `1.88 to 1.97`; `minimum` decimals, so that small ratios do not look more exact than large."""
+    value, ends = estimate_parts(interval, ratio_decimals(interval.low, interval.high, minimum))
+    return f"{value}x", ends
+
+
+def estimate(interval: HasInterval | None, suffix: str = "", *, prefix: str = "", decimals: int | None = None) -> str:
+    """Format `0.153 s (0.150 to 0.157)`; `prefix` and `suffix` (a unit) surround the value."""
+    if interval is None or interval.value is None:
+        return UNKNOWN
+    value, ends = estimate_parts(interval, decimals, prefix)
+    return f"{value}{suffix.rstrip()}{f' ({ends})' if ends else ''}"
+
+
+def ratio(interval: HasInterval | None, minimum: int = 2) -> str:
+    """Format `1.93x (1.88 to 1.97)`."""
     if interval is None:
         return UNKNOWN
-    decimals = ratio_decimals(interval.low, interval.high)
-    value = f"{number(interval.value, decimals)}x"
-    return f"{value} {span(interval.low, interval.high, decimals)}".rstrip()
+    return estimate(interval, "x", decimals=ratio_decimals(interval.low, interval.high, minimum))
 
 
 def gigabytes(count: int | None) -> str:

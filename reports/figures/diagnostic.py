@@ -1,5 +1,7 @@
 """Figure 06, diagnostic: the effect of each single factor, with all others as in the suite's centre."""
 
+from typing import Any
+
 from bench.records.status import TrialStatus
 from bench.records.trial import Trial
 from reports import formatting
@@ -9,9 +11,7 @@ from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import BASELINE_TONE, OTHER_TONE, PUBLISHED
 from reports.read import reference_results
 from reports.read.loaded_run import Run
-from reports.read.reference_results import Factor
 from reports.statistics import per_config
-from reports.statistics.types import Ratio
 from reports.summary.rows import ConfigurationRow
 from reports.summary.summary import Summary
 
@@ -59,7 +59,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         return None
     published = reference_results.matching_results(run)
     published_factors = (
-        {} if published is None else {(factor.field, factor.value): factor for factor in published.factors}
+        {} if published is None else {(factor["field"], factor["value"]): factor for factor in published.factors}
     )
     factors = [published_factors.get((field, after)) for _, field, after, _ in changes]
     panels = tuple(
@@ -96,38 +96,33 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
 
 
 def _effect_mark(
-    row: ConfigurationRow, centre: ConfigurationRow, amount: str, factor: Factor | None, comparisons: int
+    row: ConfigurationRow, centre: ConfigurationRow, amount: str, factor: dict[str, Any] | None, comparisons: int
 ) -> Mark:
-    suffix = f"  {PUBLISHED} {factor.words} published" if factor is not None else ""
-    references = (factor.samples_ratio,) if factor is not None and factor.samples_ratio is not None else ()
+    suffix = "" if factor is None else f"  {PUBLISHED} {factor['words']} published"
+    references = () if factor is None or factor["samples_ratio"] is None else (factor["samples_ratio"],)
     if row.measured is None or centre.measured is None:
         status = TrialStatus.OUT_OF_MEMORY.label if TrialStatus.OUT_OF_MEMORY in row.ends else "no trial succeeded"
         return Mark(value=None, text=f"{status}{suffix}", published=references)
     ratio = per_config.ratio(row.measured, centre.measured, amount, comparisons=comparisons)
     verdict = f" {ratio.verdict}" if ratio.verdict else ", no effect shown" if ratio.low is not None else ""
     tone = OTHER_TONE if ratio.verdict else BASELINE_TONE
-    return row_chart.interval_mark(ratio, f"{_format_ratio(ratio)}{verdict}{suffix}", tone=tone, published=references)
-
-
-def _format_ratio(ratio: Ratio) -> str:
-    """Format a ratio; with three decimals close to 1, to avoid `1.00x slower`."""
-    places = formatting.ratio_decimals(ratio.low, ratio.high, 3 if abs(ratio.value - 1.0) < 0.02 else 2)
-    return f"{formatting.number(ratio.value, places)}x {formatting.span(ratio.low, ratio.high, places)}".rstrip()
+    # With three decimals close to 1, to avoid `1.00x slower`.
+    text = formatting.ratio(ratio, 3 if abs(ratio.value - 1.0) < 0.02 else 2)
+    return row_chart.interval_mark(ratio, f"{text}{verdict}{suffix}", tone=tone, published=references)
 
 
 def _title(changes: list[tuple[ConfigurationRow, str, object, str]], panel: Panel) -> str:
     effects = [
-        (mark.value, description, formatting.ratio_decimals(mark.low, mark.high))
+        (mark.value, description, formatting.ratio_parts(mark)[0])
         for mark, (*_, description) in zip(panel.marks, changes, strict=True)
         if mark.value is not None and mark.tone == OTHER_TONE
     ]
     if not effects:
         return f"No single factor was shown to change the speed of {CENTRE}"
-    value, description, places = max(effects)
+    value, description, times = max(effects)
     if value <= 1.0:
         return f"No single factor makes {CENTRE} faster in useful tokens"
-    times = formatting.number(value, places)
-    return f"The best single change to {CENTRE}: {description}, {times}x the useful tokens per second"
+    return f"The best single change to {CENTRE}: {description}, {times} the useful tokens per second"
 
 
 DIAGNOSTIC = Chart(

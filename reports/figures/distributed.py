@@ -76,17 +76,17 @@ def _efficiency_marks(steps: dict[int, MeasuredRate], published: PublishedResult
         ranks_text = formatting.count(ranks, "rank")
         if single_rank is not None:
             ratio = per_config.ratio(steps[ranks], single_rank, "samples")
-            mark = row_chart.percent_mark(_to_percent(ratio))
-            rows.append((f"{ranks_text}, against one rank", mark))
+            rows.append((f"{ranks_text}, against one rank", _percent_mark(ratio)))
         for record in published.scaling if published is not None else ():
-            if (value := record.efficiency_percent.get(ranks)) is not None:
+            if (value := record["efficiency_percent"].get(ranks)) is not None:
                 text = f"{PUBLISHED} {formatting.number(value)} % published"
-                rows.append((f"{ranks_text}, {record.name}", Mark(value=None, text=text, published=(value,))))
+                rows.append((f"{ranks_text}, {record['name']}", Mark(value=None, text=text, published=(value,))))
     return rows
 
 
-def _to_percent(ratio: Ratio) -> Amount:
-    return Amount(value=ratio.value, low=ratio.low, high=ratio.high).times(100.0)
+def _percent_mark(ratio: Ratio) -> Mark:
+    percent = Amount(value=ratio.value, low=ratio.low, high=ratio.high).times(100.0)
+    return row_chart.interval_mark(percent, formatting.estimate(percent, " %", decimals=1))
 
 
 def _title(rates: dict[int, MeasuredValue], steps: dict[int, MeasuredRate]) -> str:
@@ -94,7 +94,7 @@ def _title(rates: dict[int, MeasuredValue], steps: dict[int, MeasuredRate]) -> s
     title = f"{formatting.count(ranks, 'rank')} process {formatting.number(rate.value)} samples per second"
     if 1 in steps and ranks in steps and ranks > 1:
         ratio = per_config.ratio(steps[ranks], steps[1], "samples")
-        return f"{title}: {row_chart.percent_mark(_to_percent(ratio)).text} of linear scaling"
+        return f"{title}: {_percent_mark(ratio).text} of linear scaling"
     return title.replace("1 rank process ", "1 rank processes ")
 
 

@@ -17,9 +17,8 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     published_by_label = reference_results.training_by_label(run, published)
 
     def samples(row: ConfigurationRow) -> Mark:
-        training = published_by_label.get(row.label)
-        rates = () if training is None else training.samples_per_sec
-        return row_chart.estimate_mark(row, "elapsed_samples_per_sec", published=rates)
+        rates = published_by_label.get(row.label, {}).get("samples_per_sec", ())
+        return row_chart.estimate_mark(row, "elapsed_samples_per_sec", published=tuple(rates))
 
     panels = (
         Panel(

@@ -26,20 +26,20 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     published = reference_results.matching_results(run)
     known = {} if published is None else published.loading
 
-    def mark(name: str, precision: str, unit: str, scale: float = 1.0, tone: str = OTHER_TONE) -> Mark:
-        reference = known.get(precision, {}).get(name)
+    def mark(name: str, precision: str, tone: str = OTHER_TONE) -> Mark:
+        reference, (_, unit, scale) = known.get(precision, {}).get(name), measurements.title_unit_scale(name)
         scaled = None if reference is None else reference / scale
-        return row_chart.measured_mark(measured[name].get(precision), unit, scale=scale, tone=tone, published=scaled)
+        return row_chart.measured_mark(measured[name].get(precision), unit, tone=tone, published=scaled)
 
     seconds = [
         Panel(
             title=f"{_PRECISIONS.get(precision, precision)}: seconds",
-            marks=tuple(mark(name, precision, "s") for name in _TIMES),
+            marks=tuple(mark(name, precision) for name in _TIMES),
         )
         for precision in precisions
     ]
     memory = [
-        (f"{_PRECISIONS.get(precision, precision)}, {label}", mark(name, precision, "GB", 1e9, tone))
+        (f"{_PRECISIONS.get(precision, precision)}, {label}", mark(name, precision, tone))
         for precision in precisions
         for name, label, tone in _MEMORY
     ]

@@ -28,9 +28,10 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         return None
     capacity = _capacity_bytes(run)
     published = reference_results.matching_results(run)
-    published_by_label = reference_results.training_by_label(run, published)
+    repeated = reference_results.training_by_label(run, published)
+    published_peaks = {label: training.get("peak_vram_bytes") for label, training in repeated.items()}
     marks = [
-        (row.label, _mark(row, predicted.get(row.label), published_by_label.get(row.label), capacity)) for row in rows
+        (row.label, _mark(row, predicted.get(row.label), published_peaks.get(row.label), capacity)) for row in rows
     ]
     dashed = "" if capacity is None else f" (dashed: {formatting.number(capacity / 1e9)})"
     reference = None if capacity is None else capacity / 1e9
@@ -68,7 +69,7 @@ def _capacity_bytes(run: Run) -> int | None:
 def _mark(
     row: ConfigurationRow,
     predicted: float | None,
-    published_training: reference_results.PublishedTraining | None,
+    published_bytes: float | None,
     capacity: int | None,
 ) -> Mark:
     shown_bytes = measured = row.peak_vram_bytes
@@ -83,7 +84,6 @@ def _mark(
     if predicted is not None:
         error = f", {round(100 * (predicted / measured - 1)):+} %" if measured else ""
         text += f"  | {formatting.gigabytes(round(predicted))} predicted{error}"
-    published_bytes = None if published_training is None else published_training.peak_vram_bytes
     if published_bytes is not None:
         text += row_chart.published_text(published_bytes / 1e9, unit="GB")
     return Mark(

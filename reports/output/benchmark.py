@@ -21,9 +21,9 @@ from reports.document import (
     text_table,
 )
 from reports.figures.drawing.layout import Chart
-from reports.statistics.types import Estimate, Ratio
+from reports.statistics.types import Ratio
 from reports.summary import sentences, tables
-from reports.summary.cost import Amount, Cost, FineTuning, Price
+from reports.summary.cost import Cost, FineTuning, Price
 from reports.summary.rows import ConfigurationRow, group_failures, group_missing, group_name, group_workers
 from reports.summary.summary import Summary
 
@@ -57,33 +57,22 @@ def _tiles(summary: Summary) -> Iterator[Tile]:
     if row is None or row.measured is None:
         return
     rate, ratio = row.measured.elapsed_useful_tokens_per_sec, row.useful_tokens_ratio
-    yield Tile(
-        name="Useful tokens per second and worker",
-        value=formatting.number(rate.value),
-        detail=_detail(rate, formatting.estimate_decimals(rate)),
-    )
+    yield _tile("Useful tokens per second and worker", estimate_cell(rate))
     if ratio is not None:
-        decimals = formatting.ratio_decimals(ratio.low, ratio.high)
-        detail = _detail(ratio, decimals, ratio.word or "not shown to differ, steady")
-        value = f"{formatting.number(ratio.value, decimals)}x"
-        yield Tile(name=f"Against {summary.baseline}", value=value, detail=detail)
+        yield _tile(f"Against {summary.baseline}", ratio_cell(ratio, ratio.word or "not shown to differ, steady"))
     if row.cost is None:
         where = "GPU" if row.peak_vram_bytes is not None else "process"
         yield Tile(name=f"Peak {where} memory", value=formatting.gigabytes(row.peak_bytes))
         return
-    per_million = _dollars(row.cost.usd_per_million_useful_tokens)
+    per_million = f"${formatting.number(row.cost.usd_per_million_useful_tokens.value)}"
     yield Tile(name="Per million useful tokens", value=per_million, detail=_price(row.cost.price))
     for tuning in row.cost.fine_tunings[:1]:
         detail = f"in {formatting.duration(tuning.training_sec.value)} on {formatting.count(tuning.gpus, 'GPU')}"
-        yield Tile(name="10,000 samples", value=_dollars(tuning.usd), detail=detail)
+        yield Tile(name="10,000 samples", value=f"${formatting.number(tuning.usd.value)}", detail=detail)
 
 
-def _detail(rate: Estimate | Ratio, decimals: int, verdict: str = "") -> str:
-    return f"{formatting.span(rate.low, rate.high, decimals)} {verdict}".strip()
-
-
-def _dollars(amount: Amount) -> str:
-    return f"${formatting.number(amount.value)}"
+def _tile(name: str, cell: Cell) -> Tile:
+    return Tile(name=name, value=cell.value, detail=", ".join(cell.details))
 
 
 def _price(price: Price) -> str:
@@ -204,13 +193,13 @@ def _configuration(row: ConfigurationRow, priced: bool) -> Iterator[Cell | None]
     losses = [formatting.number(loss, 2) for loss in (row.first_loss, row.last_loss)]
     yield Cell(value=losses[0], details=(f"to {losses[1]}",))
     if priced:
-        yield estimate_cell(None if row.cost is None else row.cost.usd_per_1000_samples)
+        yield None if row.cost is None else estimate_cell(row.cost.usd_per_1000_samples)
 
 
 def _ratio(row: ConfigurationRow, ratio: Ratio | None) -> Cell | None:
     if row.is_baseline:
         return Cell(value="1", details=("baseline",))
-    return ratio_cell(ratio, "" if ratio is None else ratio.word)
+    return None if ratio is None else ratio_cell(ratio, ratio.word)
 
 
 def _costs(row: ConfigurationRow) -> Table:
@@ -242,10 +231,9 @@ def _price_name(price: Price) -> str:
 
 
 def _amount(plan: FineTuning) -> Cell:
-    usd, decimals = plan.usd, formatting.significant_decimals(plan.usd.value)
-    spread = formatting.span(usd.low, usd.high, decimals).strip("()")
+    decimals = formatting.significant_decimals(plan.usd.value)
     billed = f"billed {formatting.number(plan.usd_billed.value, decimals)}" if plan.startup_sec is not None else ""
-    return Cell(value=_dollars(usd), details=tuple(filter(None, (spread, billed))))
+    return estimate_cell(plan.usd, billed, prefix="$")
 
 
 def _failures(summary: Summary) -> Iterator[Table | Text]:
@@ -259,11 +247,11 @@ def _failures(summary: Summary) -> Iterator[Table | Text]:
                     cells=(
                         Cell(value=group_name(group)),
                         Cell(value=group_workers(group)),
-                        Cell(value=group[0].end.value),
-                        Cell(value=group[0].reason or "unknown", log=group[0].log_tail),
+                        Cell(value=group[0].result.status.value),
+                        Cell(value=group[0].result.outcome.text or "unknown", log=tuple(group[0].result.log_tail)),
                         *(
-                            Cell(value=formatting.number_range(getattr(trial, name) for trial in group))
-                            for name in ("attempt", "n_steps", "n_measurements")
+                            Cell(value=formatting.number_range(trial.counts[name] for trial in group))
+                            for name in group[0].counts
                         ),
                     )
                 )

@@ -38,7 +38,6 @@ _TRIAL_SETTINGS = tuple(field.name for field in fields(Trial) if field.name not 
 _MEASURED = ("n_workers", "n_processes", "n_steps", "padding_percent")
 _ROW_FIELDS = ("first_loss", "last_loss", "peak_vram_bytes", "peak_rss_bytes", "load_time_sec")
 _OTHER_FIELDS = ("kind", "reason", "planned", "ends", "missing", "n_measurements")
-_FAILURE_FIELDS = ("trial_id", "configuration", "worker", "end", "reason", "attempt", "n_steps", "n_measurements")
 
 
 def of_benchmark(summary: Summary, run: Run) -> dict[str, bytes]:
@@ -89,7 +88,7 @@ def summary_json(summary: Summary) -> bytes:
         "other_configurations": [
             {"configuration": other.label} | _fields(other, _OTHER_FIELDS) for other in summary.others
         ],
-        "failures": [_fields(failure, _FAILURE_FIELDS) for failure in summary.failures],
+        "failures": [failure.to_json() for failure in summary.failures],
         "missing": [asdict(item) for item in summary.missing],
         "rejected": [asdict(item) for item in summary.rejected],
         "fingerprint": {

@@ -82,13 +82,9 @@ def forecast_fault(forecast: Mapping[str, Any]) -> str | None:
     """Return why this forecast of a training is impossible, or None."""
     names = ("steps", "seconds", "total_sec", "usd", "usd_per_gpu_hour", "peak_bytes")
     parts = forecast.get("parts_sec", {})
-    known = [
-        *((name, forecast.get(name)) for name in names),
-        *(parts.items() if isinstance(parts, dict) else [("parts_sec", parts)]),
-    ]
-    return next(
-        (f"{name} is {formatting.shorten(repr(value), 60)}" for name, value in known if not _is_amount(value)), None
-    )
+    known = {name: forecast.get(name) for name in names} | (parts if isinstance(parts, dict) else {"parts_sec": parts})
+    wrong = ((name, value) for name, value in known.items() if not _is_amount(value))
+    return next((f"{name} is {formatting.shorten(repr(value), 60)}" for name, value in wrong), None)
 
 
 def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:

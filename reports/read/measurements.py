@@ -138,7 +138,7 @@ def _row(label: str, result: TrialResult, measurement: Measurement) -> dict[str,
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredValue:
-    """A measured quantity; for several workers the median, with `low` and `high` as the range.
+    """A measured quantity in its displayed unit; for several workers the median, with `low` and `high` as the range.
 
     `value` is None if unknown; `note` then says why. `n` counts repeats, or workers if there are several.
     """
@@ -151,16 +151,6 @@ class MeasuredValue:
     n: int | None
     share_percent: float | None
     note: str | None
-
-    def format(self, unit: str, *, scale: float = 1.0) -> str:
-        """Format as `8.93 GB (8.91 to 8.95)`, or `unknown` without a value."""
-        if self.value is None:
-            return formatting.UNKNOWN
-        decimals = formatting.significant_decimals(self.value / scale)
-        value = f"{formatting.number(self.value / scale, decimals)} {unit}".rstrip()
-        if self.low is None or self.high is None:
-            return value
-        return f"{value} {formatting.span(self.low / scale, self.high / scale, decimals)}".rstrip()
 
 
 def select(run: Run, name: str, *keys: str, kind: str | None = None) -> list[MeasuredValue]:
@@ -177,26 +167,23 @@ def select(run: Run, name: str, *keys: str, kind: str | None = None) -> list[Mea
 
 def combine(label: str, candidates: Sequence[Measurement]) -> MeasuredValue:
     """Combine the measurements of one quantity by several workers; at least one."""
-    known = sorted((each for each in candidates if each.value is not None), key=lambda each: each.value or 0.0)
-    first = (known or candidates)[0]
-    spread = first.interval
-    combined = MeasuredValue(
+    first = next((each for each in candidates if each.value is not None), candidates[0])
+    scale, spread = title_unit_scale(first.name)[2], first.interval
+    values = sorted(each.value / scale for each in candidates if each.value is not None)
+    shares = [each.share_percent for each in candidates if each.share_percent is not None]
+    low, high, n = (None, None, None) if spread is None else (spread.low / scale, spread.high / scale, spread.n)
+    if len(values) > 1:
+        low, high, n = values[0], values[-1], len(values)
+    return MeasuredValue(
         configuration=label,
         context=first.context,
-        value=first.value,
-        low=None if spread is None else spread.low,
-        high=None if spread is None else spread.high,
-        n=None if spread is None else spread.n,
-        share_percent=first.share_percent,
+        value=median(values) if values else None,
+        low=low,
+        high=high,
+        n=n,
+        share_percent=median(shares) if shares else None,
         note=first.note,
     )
-    if len(known) < 2:
-        return combined
-    values = [each.value for each in known if each.value is not None]
-    shares = [each.share_percent for each in known if each.share_percent is not None]
-    share = median(shares) if shares else None
-    spanned = replace(combined, low=values[0], high=values[-1], n=len(values))
-    return replace(spanned, value=median(values), share_percent=share)
 
 
 def describe_spread(values: Iterable[MeasuredValue]) -> str:

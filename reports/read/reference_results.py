@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from bench.records import schema
+from bench.records.trial import Trial
 from reports.read.loaded_run import Run
 
 _FILE = Path(__file__).parents[1] / "published.yaml"
@@ -28,56 +29,31 @@ _COMMON = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedTraining:
-    """A published configuration, with every rate that was published for it."""
-
-    max_seq_len: int
-    micro_batch_size: int
-    samples_per_sec: tuple[float, ...]
-    peak_vram_bytes: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Factor:
-    """The effect of one changed field on samples per second, also as text; `samples_ratio` is None if it failed."""
-
-    field: str
-    value: Any
-    samples_ratio: float | None
-    words: str  # vocabulary: a key of published.yaml
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishedScaling:
-    """A published scaling record: samples per second of all GPUs, and percent of linear, by number of GPUs."""
-
-    name: str
-    samples_per_sec: dict[int, float]
-    efficiency_percent: dict[int, float]
-
-
-@dataclass(frozen=True, kw_only=True)
 class PublishedResults:
-    """The published.yaml data. `loading`: precision -> name -> value. `inference`: precision -> batch -> tokens/s."""
+    """The data of published.yaml, which says what they are.
+
+    `training` are configurations with every rate that was published for each, `factors` changes of one field with
+    their effect as ratio (None: it failed) and text, `scaling` records of several GPUs. `loading` maps precision to
+    name to value, `inference` precision to batch to tokens per second.
+    """
 
     source: str
     model_parameters: int
-    training: tuple[PublishedTraining, ...]
-    factors: tuple[Factor, ...]
+    training: tuple[dict[str, Any], ...]
+    factors: tuple[dict[str, Any], ...]
     hardware: dict[str, float]
     loading: dict[str, dict[str, float]]
     inference: dict[str, dict[int, float]]
-    scaling: tuple[PublishedScaling, ...]
+    scaling: tuple[dict[str, Any], ...]
     cost_10000_samples: dict[str, Any]
 
-    def find_training(self, trial: Any) -> PublishedTraining | None:
+    def find_training(self, trial: Trial) -> dict[str, Any] | None:
         """Return the published configuration that a trial repeats, or None."""
-        if any(getattr(trial, name) != value for name, value in _COMMON.items()):
-            return None
-        shape = (trial.max_seq_len, trial.micro_batch_size)
-        return next(
-            (training for training in self.training if (training.max_seq_len, training.micro_batch_size) == shape), None
-        )
+        for training in self.training:
+            same = _COMMON | {name: training[name] for name in ("max_seq_len", "micro_batch_size")}
+            if all(getattr(trial, name) == value for name, value in same.items()):
+                return training
+        return None
 
 
 @functools.cache
@@ -97,13 +73,11 @@ def matching_results(run: Run) -> PublishedResults | None:
     return published if parameters == {published.model_parameters} else None
 
 
-def training_by_label(run: Run, published: PublishedResults | None) -> dict[str, PublishedTraining]:
+def training_by_label(run: Run, published: PublishedResults | None) -> dict[str, dict[str, Any]]:
     """Map each configuration that repeats a published one to that one."""
-    if published is None:
-        return {}
-    matches = {
-        configuration.label: published.find_training(configuration.planned[0].trial)
-        for configuration in run.configurations
-        if configuration.workload.is_compared
+    trained = [each for each in run.configurations if published is not None and each.workload.is_compared]
+    return {
+        configuration.label: training
+        for configuration in trained
+        if published is not None and (training := published.find_training(configuration.planned[0].trial))
     }
-    return {label: training for label, training in matches.items() if training is not None}

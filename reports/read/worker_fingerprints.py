@@ -38,10 +38,7 @@ _MAX_SIZE_RATIO = 1.01
 
 @dataclass(frozen=True, kw_only=True)
 class FingerprintDifference:
-    """A key on which the trials disagree, with the places where each value (as text) was found.
-
-    The places are workers if each worker has one value, else trial ids: the value changed on a worker during the run.
-    """
+    """A key on which the trials disagree, with the workers where each value (as text) was found."""
 
     key: str
     where_by_value: dict[str, tuple[str, ...]]
@@ -109,7 +106,11 @@ def _compare(
         if len(holders) == 1 or (key in _MEMORY_SIZES and _are_nearly_equal(list(holders))):
             common[key] = next(iter(holders))
         elif key not in _TRIAL_SPECIFIC and not (key in _REQUESTED and _is_per_configuration(holders)):
-            differences.append(FingerprintDifference(key=key, where_by_value=_where_by_value(holders)))
+            where = {
+                value: tuple(dict.fromkeys(each.worker or "unknown" for each in results))
+                for value, results in holders.items()
+            }
+            differences.append(FingerprintDifference(key=key, where_by_value=where))
     return common, tuple(differences)
 
 
@@ -122,17 +123,6 @@ def _is_per_configuration(holders: Mapping[str, list[TrialResult]]) -> bool:
     """Return whether each configuration has a single value."""
     names = [{result.trial.name for result in results} for results in holders.values()]
     return sum(map(len, names)) == len(set().union(*names))
-
-
-def _where_by_value(holders: Mapping[str, list[TrialResult]]) -> dict[str, tuple[str, ...]]:
-    """Map each value to its workers if each worker has one value, else to its trials."""
-    workers = {
-        value: tuple(dict.fromkeys(result.worker or "unknown" for result in results))
-        for value, results in holders.items()
-    }
-    if sum(map(len, workers.values())) == len({worker for names in workers.values() for worker in names}):
-        return workers
-    return {value: tuple(result.trial_id for result in results) for value, results in holders.items()}
 
 
 def device(document: Mapping[str, Any]) -> str:

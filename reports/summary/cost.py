@@ -207,17 +207,16 @@ def cost(
     useful_tokens_per_sec: Estimate,
     price: Price,
     *,
-    scalings: Sequence[ScalingCost] | None = None,
+    scalings: Sequence[ScalingCost],
     startup_sec: float | None = None,
 ) -> Cost:
-    """Compute the cost of one worker's speed. Without `scalings`, n GPUs are assumed to be n times as fast."""
+    """Compute the cost of one worker's speed."""
     per_sec = price.usd_per_gpu_hour / 3600.0
-    plans = [assumed_scaling(gpus) for gpus in FINE_TUNING_GPUS] if scalings is None else scalings
     return Cost(
         price=price,
         usd_per_1000_samples=seconds_for(SAMPLES, samples_per_sec).times(per_sec),
         usd_per_million_useful_tokens=seconds_for(1e6, useful_tokens_per_sec).times(per_sec),
-        fine_tunings=tuple(_fine_tuning(samples_per_sec, price, plan, startup_sec) for plan in plans),
+        fine_tunings=tuple(_fine_tuning(samples_per_sec, price, plan, startup_sec) for plan in scalings),
     )
 
 

@@ -14,7 +14,7 @@ from bench.records.status import TrialStatus
 from reports.statistics import per_config
 from reports.statistics.types import Ratio
 from reports.summary.loss_verdicts import NOT_SHOWN, verdict_of
-from reports.summary.rows import ConfigurationRow, OtherConfiguration
+from reports.summary.rows import ConfigurationRow, PlannedRow
 
 
 class Advice(enum.StrEnum):
@@ -126,6 +126,6 @@ def _differ(first: ConfigurationRow, second: ConfigurationRow, *, comparisons: i
     )
 
 
-def is_unfit(row: ConfigurationRow | OtherConfiguration, baseline: str) -> bool:
+def is_unfit(row: PlannedRow, baseline: str) -> bool:
     """Return True if every planned trial ran out of memory. Never for the baseline, which the others need."""
     return row.label != baseline and 0 < row.planned == row.ends.get(TrialStatus.OUT_OF_MEMORY, 0)

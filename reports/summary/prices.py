@@ -29,7 +29,7 @@ class PriceError(Failure, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Pricing:
-    """The settings about cost. Without any, a run's prices are those of its GPU in the table, if it has an entry.
+    """The settings about cost, checked. Without any, a run's prices are those of its GPU in the table, if it is there.
 
     `table` is the user's or the provider's, None without one. `shape` names a shape of the table;
     None selects it by the GPU's name.
@@ -44,32 +44,17 @@ class Pricing:
     hosted_source: str | None = None
 
     def price(self) -> Price | None:
-        """Return the price from the settings. Raises PriceError."""
-        if (usd := self.usd_per_gpu_hour) is None:
-            return None
-        requirement = "price_source: a price needs its source, e.g. 'list price B95909, 2025-06'"
-        return Price(usd_per_gpu_hour=usd, source=_source("price_usd_per_gpu_hour", usd, self.source, requirement))
+        """Return the price from the settings."""
+        usd = self.usd_per_gpu_hour
+        return None if usd is None else Price(usd_per_gpu_hour=usd, source=self.source or "")
 
     def hosted(self) -> HostedPrice | None:
-        """Return the hosted service to compare with. Raises PriceError."""
-        amounts = {
-            name: getattr(self, f"hosted_{name}") for name in ("usd_per_10000_samples", "usd_per_million_tokens")
-        }
-        amounts = {name: usd for name, usd in amounts.items() if usd is not None}
-        if not amounts:
+        """Return the hosted service to compare with."""
+        per_samples, per_tokens = self.hosted_usd_per_10000_samples, self.hosted_usd_per_million_tokens
+        if per_samples is None and per_tokens is None:
             return None
-        requirement = "hosted_source: a hosted service's price needs its source: the service and the date"
-        (source,) = {_source(f"hosted_{name}", usd, self.hosted_source, requirement) for name, usd in amounts.items()}
-        return HostedPrice(**amounts, source=source)
-
-
-def _source(setting: str, amount: float, source: str | None, requirement: str) -> str:
-    """Return the source of an amount. Raises PriceError if the amount is not above 0 or the source is missing."""
-    if not 0 < amount < float("inf"):
-        raise PriceError(f"cost.{setting}: expected an amount above 0, found {amount}")
-    if not source or not source.strip():
-        raise PriceError(f"cost.{requirement}")
-    return source
+        source = self.hosted_source or ""
+        return HostedPrice(usd_per_10000_samples=per_samples, usd_per_million_tokens=per_tokens, source=source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +110,7 @@ def read_table(path: Path) -> PriceTable:
 def select_prices(pricing: Pricing, devices: Sequence[str]) -> tuple[Price, ...]:
     """Return the prices of a run on these devices, the main one first; () if none is known.
 
-    Raises PriceError for a price without source, an unknown shape, or an invalid table.
+    Raises PriceError for an unknown shape or an invalid table.
     """
     own, name = pricing.price(), pricing.shape
     path = pricing.table or (None if name is None else TABLE)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from bench.records.result import TrialResult
 from bench.records.status import ReasonCode, TrialStatus
 from bench.records.trial import Trial
 from reports import formatting
@@ -15,7 +16,21 @@ Trialled = TypeVar("Trialled")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfigurationRow:
+class PlannedRow:
+    """A configuration, and how its planned trials ended."""
+
+    label: str
+    planned: int
+    ends: dict[TrialStatus, int]
+    missing: int
+
+    @property
+    def succeeded(self) -> int:
+        return self.ends.get(TrialStatus.SUCCEEDED, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigurationRow(PlannedRow):
     """A training configuration. `measured` and everything derived from it are None if no trial succeeded.
 
     The losses are those of the first and last measured step, and like `load_time_sec` medians over workers; memory is
@@ -23,12 +38,8 @@ class ConfigurationRow:
     the summary's prices, in their order; `cost` is the first.
     """
 
-    label: str
     trial: Trial
     is_baseline: bool
-    planned: int
-    ends: dict[TrialStatus, int]
-    missing: int
     measured: MeasuredRate | None
     samples_ratio: Ratio | None
     useful_tokens_ratio: Ratio | None
@@ -38,10 +49,6 @@ class ConfigurationRow:
     peak_vram_bytes: int | None
     peak_rss_bytes: int | None
     load_time_sec: float | None
-
-    @property
-    def succeeded(self) -> int:
-        return self.ends.get(TrialStatus.SUCCEEDED, 0)
 
     @property
     def is_reliable(self) -> bool:
@@ -69,48 +76,61 @@ class ConfigurationRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherConfiguration:
+class OtherConfiguration(PlannedRow):
     """A configuration that is not a training; its results are among the measurements."""
 
-    label: str
     kind: str
     reason: str
-    planned: int
-    ends: dict[TrialStatus, int]
-    missing: int
     n_measurements: int
-
-    @property
-    def succeeded(self) -> int:
-        return self.ends.get(TrialStatus.SUCCEEDED, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A trial that ended without success, and the numbers of steps and measurements that it has.
+    """A trial that ended without success, and its configuration's label."""
 
-    `reason_code` is None for an unknown cause; `phase` is the last one that the trial entered.
-    """
-
-    trial_id: str
     configuration: str
-    worker: str
-    end: TrialStatus
-    reason: str | None
-    reason_code: ReasonCode | None
-    phase: str | None
-    attempt: int
-    n_steps: int
-    n_measurements: int
-    log_tail: tuple[str, ...]
+    result: TrialResult
+
+    @property
+    def trial_id(self) -> str:
+        return self.result.trial_id
+
+    @property
+    def worker(self) -> str:
+        return self.result.worker or ""  # that of the plan
+
+    @property
+    def cause(self) -> tuple[object, ...]:
+        """Status, reason code (without a known one, the reason) and last phase, which similar failures share."""
+        known = self.result.reason_code not in (None, ReasonCode.UNKNOWN)
+        reason = self.result.reason_code if known else self.result.outcome.text
+        return self.result.status, reason, next(reversed(self.result.phases), None)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The attempt, and the numbers of steps and measurements that the trial has."""
+        result = self.result
+        numbers = {"n_steps": len(result.steps.step_time_sec), "n_measurements": len(result.measurements)}
+        return {"attempt": result.attempt} | numbers
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields of summary.json."""
+        return {
+            "trial_id": self.trial_id,
+            "configuration": self.configuration,
+            "worker": self.worker,
+            "end": self.result.status,
+            "reason": self.result.outcome.text,
+            **self.counts,
+        }
 
 
 _MAX_WORKERS_NAMED = 4  # workers in one line
 
 
 def group_failures(trials: Iterable[Failure]) -> list[list[Failure]]:
-    """Group by configuration, status, cause and phase; without a known cause, by reason."""
-    return _group_by(trials, lambda each: (each.configuration, each.end, each.reason_code or each.reason, each.phase))
+    """Group by configuration and cause."""
+    return _group_by(trials, lambda each: (each.configuration, *each.cause))
 
 
 def group_missing(trials: Iterable[Missing]) -> list[list[Missing]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
-from bench.records.status import ReasonCode, TrialStatus
+from bench.records.status import TrialStatus
 from reports import formatting
 from reports.read import worker_fingerprints
 from reports.read.loaded_run import Configuration, Run
@@ -165,7 +165,11 @@ def summarize(run: Run, pricing: Pricing | None = None) -> Summary:
         prices=priced,
         hosted=pricing.hosted(),
         counts=dict(Counter(result.status for result in run.results)),
-        failures=_failures(run),
+        failures=tuple(
+            Failure(configuration=run.label_of[result.trial_id], result=result)
+            for result in run.results
+            if result.status is not TrialStatus.SUCCEEDED
+        ),
         missing=run.missing,
         rejected=run.rejected,
         quality=run.quality,
@@ -201,23 +205,3 @@ def _over_workers(succeeded: Iterable[TrialResult]) -> dict[str, Any]:
     }
     medians = {name: statistics.median(known[name]) if known[name] else None for name in _MEDIANS}
     return medians | {name: max(known[name], default=None) for name in _LARGEST}
-
-
-def _failures(run: Run) -> tuple[Failure, ...]:
-    return tuple(
-        Failure(
-            trial_id=result.trial_id,
-            configuration=run.label_of[result.trial_id],
-            worker=result.worker or "",  # that of the plan
-            end=result.status,
-            reason=result.outcome.text,
-            reason_code=None if result.reason_code is ReasonCode.UNKNOWN else result.reason_code,
-            phase=next(reversed(result.phases), None),
-            attempt=result.attempt,
-            n_steps=len(result.steps.step_time_sec),
-            n_measurements=len(result.measurements),
-            log_tail=tuple(result.log_tail),
-        )
-        for result in run.results
-        if result.status is not TrialStatus.SUCCEEDED
-    )

@@ -14,7 +14,7 @@ from reports.read.loaded_run import Missing, Rejected
 from reports.read.worker_fingerprints import Hosts
 from reports.summary import cost, decisions
 from reports.summary.decisions import Advice, Choice
-from reports.summary.rows import ConfigurationRow, Failure, OtherConfiguration
+from reports.summary.rows import ConfigurationRow, Failure, OtherConfiguration, PlannedRow
 from reports.summary.warnings import RunWarning
 
 # A note about a profile's numbers that is shown on every figure and in every file of the report.
@@ -94,7 +94,7 @@ class Summary:
     @property
     def unfit_labels(self) -> list[str]:
         """The configurations that need more memory than there is: a result, if any other succeeded."""
-        rows: tuple[ConfigurationRow | OtherConfiguration, ...] = (*self.rows, *self.others)
+        rows: tuple[PlannedRow, ...] = (*self.rows, *self.others)
         unfit = [row.label for row in rows if decisions.is_unfit(row, self.baseline)]
         return unfit if any(row.succeeded for row in rows) else []
 

@@ -87,26 +87,18 @@ def _cell(entries: Sequence[_Entry]) -> Cell | None:
     notes = tuple(dict.fromkeys(entry.measurement.note for entry in entries if entry.measurement.note))
     if combined.value is None:
         return Cell(value="none", details=notes)
-    scale = measurements.title_unit_scale(entries[0].measurement.name)[2]
     known = [entry for entry in entries if entry.measurement.value is not None]
-    values = [entry.measurement.value / scale for entry in known if entry.measurement.value is not None]
-    is_count = all(value.is_integer() for value in values) and known[0].measurement.interval is None
-    decimals = 0 if is_count else formatting.significant_decimals(combined.value / scale)
-    over = ""
+    ends = {combined.low, combined.high, combined.value} - {None}
+    is_count = known[0].measurement.interval is None and all(float(end or 0.0).is_integer() for end in ends)
+    value, span = formatting.estimate_parts(combined, 0 if is_count else None)
     if len(known) > 1:
         workers = len({entry.worker for entry in known})
-        over = " over " + formatting.count(len(known), "worker" if workers == len(known) else "value")
-    low, high = (None if end is None else end / scale for end in (combined.low, combined.high))
+        span += " over " + formatting.count(len(known), "worker" if workers == len(known) else "value")
+    elif len(ends) == 1:
+        span = ""
     share = combined.share_percent
     of_peak = "" if share is None else f"{formatting.number(share, 0)} % of the chip's peak"
-    details = (_range(low, high, decimals, over), of_peak, *notes)
-    return Cell(value=formatting.number(combined.value / scale, decimals), details=tuple(filter(None, details)))
-
-
-def _range(low: float | None, high: float | None, decimals: int, suffix: str = "") -> str:
-    if low is None or high is None or (low == high and not suffix):
-        return ""
-    return f"{formatting.number(low, decimals)} to {formatting.number(high, decimals)}{suffix}"
+    return Cell(value=value, details=tuple(filter(None, (span, of_peak, *notes))))
 
 
 def _value_text(key: str, value: Any) -> str:

@@ -87,15 +87,6 @@ def interval_mark(interval: HasInterval, text: str, **fields: Any) -> Mark:
     return Mark(value=interval.value, text=text, low=interval.low, high=interval.high, **fields)
 
 
-def percent_mark(interval: HasInterval, suffix: str = "", **fields: Any) -> Mark:
-    """Make a mark of a value in percent."""
-    return interval_mark(
-        interval,
-        f"{formatting.number(interval.value, 1)} % {formatting.span(interval.low, interval.high, 1)}".rstrip() + suffix,
-        **fields,
-    )
-
-
 def estimate_mark(row: ConfigurationRow, name: str, *, published: tuple[float, ...] = ()) -> Mark:
     """Make a bar of the estimate called `name`."""
     if row.measured is None:
@@ -115,25 +106,17 @@ def measured_mark(
     measured: MeasuredValue | None,
     unit: str,
     *,
-    scale: float = 1.0,
     suffix: str = "",
     tone: str = OTHER_TONE,
     published: float | None = None,
     limit: float | None = None,
 ) -> Mark:
-    """Make a mark of a measurement in `unit`, its value divided by `scale`; `published` is in the same unit."""
+    """Make a mark of a measurement in `unit`; `published` is in the same unit."""
     if measured is None or measured.value is None:
         return Mark(value=None, text="not done" if measured is None else f"none: {measured.note or 'not known'}")
     known = () if published is None else (published,)
-    return Mark(
-        value=measured.value / scale,
-        text=measured.format(unit, scale=scale) + suffix + published_text(*known, unit=unit),
-        low=None if measured.low is None else measured.low / scale,
-        high=None if measured.high is None else measured.high / scale,
-        tone=tone,
-        published=known,
-        limit=limit,
-    )
+    text = formatting.estimate(measured, f" {unit}") + suffix + published_text(*known, unit=unit)
+    return interval_mark(measured, text, tone=tone, published=known, limit=limit)
 
 
 ROW_HEIGHT_IN = 0.42

@@ -7,6 +7,7 @@ as a full em.
 
 import functools
 import io
+import itertools
 import re
 import unicodedata
 import warnings
@@ -128,20 +129,15 @@ def text_width_in(text: str, size: float, *, bold: bool = False) -> float:
 def wrap_text(text: str, limit_in: float, size: float, *, bold: bool = False) -> list[str]:
     """Wrap text to lines of at most `limit_in` inches, broken between words, or inside a word that is too wide."""
     lines: list[str] = []
-    line = ""
     for word in text.split():
-        extended = f"{line} {word}" if line else word
-        if text_width_in(extended, size, bold=bold) <= limit_in:
-            line = extended
+        if lines and text_width_in(f"{lines[-1]} {word}", size, bold=bold) <= limit_in:
+            lines[-1] += f" {word}"
             continue
-        if line:
-            lines.append(line)
-        while text_width_in(word, size, bold=bold) > limit_in:
-            count = _count_fitting(word, limit_in, size, bold)
+        while (count := _count_fitting(word, limit_in, size, bold)) < len(word):
             lines.append(word[:count])
             word = word[count:]
-        line = word
-    return [*lines, line] if line else lines
+        lines.append(word)
+    return lines
 
 
 def shorten_text(text: str, limit_in: float, size: float, *, bold: bool = False) -> str:
@@ -154,12 +150,8 @@ def shorten_text(text: str, limit_in: float, size: float, *, bold: bool = False)
 
 def _count_fitting(word: str, limit_in: float, size: float, bold: bool) -> int:
     """Count the leading characters that fit, at least one."""
-    width = 0.0
-    for count, character in enumerate(word):
-        width += text_width_in(character, size, bold=bold)
-        if width > limit_in:
-            return max(1, count)
-    return len(word)
+    widths = itertools.accumulate(text_width_in(character, size, bold=bold) for character in word)
+    return max(1, sum(width <= limit_in for width in widths))
 
 
 @functools.cache

@@ -217,10 +217,10 @@ def test_a_report_is_not_written_through_a_link_nor_are_figures_removed_there(fo
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_a_price_without_a_source_writes_nothing_and_a_file_in_place_of_the_folder_is_named(folder):
+def test_an_unknown_price_writes_nothing_and_a_file_in_place_of_the_folder_is_named(folder):
     synthetic.exact_run(folder)
-    with pytest.raises(ReportError, match=r"cost\.price_source"):
-        build(folder, pricing=Pricing(usd_per_gpu_hour=2.0))
+    with pytest.raises(ReportError, match=r"cost\.shape"):
+        build(folder, pricing=Pricing(shape="none"))
     assert not (folder / "report").exists()
     (folder / "report").write_text("in the way")
     with pytest.raises(ReportWriteError, match=r"/report\b"):

@@ -63,14 +63,13 @@ def test_a_named_shape_is_priced_whatever_ran():
             Pricing(shape="VM.GPU.A11"),
             r"cost\.shape: 'VM\.GPU\.A11': .*; .*prices\.yaml .*'VM\.GPU\.A10\.1'",
         ),
-        (Pricing(usd_per_gpu_hour=2.0), r"^cost\.price_source: "),
         (
             Pricing(table=Path("none.yaml")),
             r"none\.yaml: .*No such file or directory; .*cost\.prices",
         ),
     ],
 )
-def test_an_unknown_shape_a_price_without_a_source_and_no_table_are_refused(pricing, message):
+def test_an_unknown_shape_and_no_table_are_refused(pricing, message):
     with pytest.raises(PriceError, match=message):
         select_prices(pricing, A10)
 
