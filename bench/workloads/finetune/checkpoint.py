@@ -31,6 +31,7 @@ from bench.records.checksummed import ResultError, read_checksummed, write_check
 from bench.records.paths import MANIFEST_FILE
 from bench.records.score import TrainingTime
 from bench.records.training import Evaluation, TrainedSteps
+from bench.workloads.finetune.score import ScoredAnswers
 
 MANIFEST = MANIFEST_FILE
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -65,9 +66,9 @@ class Identity:
 class State:
     """The remaining state of a training after `step` steps; the step determines data position and random numbers.
 
-    `steps` grows in place. `seconds` and `time` are summed over all attempts. `first_losses` are the held-out examples'
-    losses before training, for comparison with later ones. `best_step` has the lowest held-out loss so far, None before
-    the first evaluation.
+    `steps` grows in place. `seconds` and `time` are summed over all attempts. `first_losses` and `first_score` are the
+    held-out examples' losses and the score before training, for comparison with later ones. `best_step` has the lowest
+    held-out loss so far, None before the first evaluation.
     """
 
     step: int
@@ -77,6 +78,7 @@ class State:
     first_losses: list[float] = field(default_factory=list)
     best_step: int | None = None
     time: TrainingTime = field(default_factory=TrainingTime)
+    first_score: ScoredAnswers | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,15 +7,13 @@ and a training's attempts refuse other data. A worker's forecast derives them by
 import math
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from bench.data import dataset
-from bench.data.tokenizer import load_trial_tokenizer
 from bench.records import Trial
 from bench.records.training import DataReport, DerivedSettings
 from bench.workloads.finetune.score import Scoring
-from bench.workloads.finetune.training_set import TrainingSet, check_digests, training_of
+from bench.workloads.finetune.training_set import TrainingSet, load_data, training_of
 
 HELD_OUT_LINES = 30  # expected: hardly ever fewer than 20 are then chosen
 MAX_HELD_OUT_SHARE, MAX_HELD_OUT_LINES = 0.2, 2000  # limits for few and for many lines: evaluations read them
@@ -58,11 +56,7 @@ def derive(
         share = validation_share(sum(file.lines for file in files[0]), training.data.validation_share)
         values["validation_share"] = share
         training = replace(training, data=replace(training.data, validation_share=share))
-    tokenizer, model = partial(load_trial_tokenizer, trial), Path(trial.model)
-    data, was_cached = dataset.load_examples(training.data, model, tokenizer, cache_folder, files=files)
-    # Checked again: the files may have been replaced since `check_inputs` read them.
-    check_digests(training.input_digests, {file.path: file.sha256 for file in data.facts.files})
-    material = TrainingSet.from_trial(replace(trial, training=training), data)
+    material, was_cached = load_data(replace(trial, training=training), cache_folder, files)
     if "rows_per_step" in trial.derive:
         rows = len(material.sampling_plan.rows(0)) * training.epochs
         values["rows_per_step"] = rows_per_step(rows, trial.world_size, training.rows_per_step)
@@ -71,5 +65,5 @@ def derive(
         values["warmup_share"] = warmup_share(material.steps(), training.warmup_share)
     seconds = time.monotonic() - start
     shape = material.row_tokens, material.separation
-    report = dataset.summarize(material.training.data, data, *shape, was_cached=was_cached, seconds=seconds)
+    report = dataset.summarize(training.data, material.data, *shape, was_cached=was_cached, seconds=seconds)
     return material, DerivedSettings(**values), report

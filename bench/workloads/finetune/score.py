@@ -69,6 +69,19 @@ class RowScore:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoredAnswers:
+    """Answers and their scores in the order of the prompts; both are empty after a `failure`.
+
+    `key` is the digest of prompts, base and scoring method.
+    """
+
+    key: str
+    answers: list[str]
+    scores: list[RowScore]
+    failure: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scoring:
     """A checked method: its name, or a file's path with its sha256."""
 

@@ -1,11 +1,10 @@
 """The score of a training: answers to held-out prompts on all ranks, scored by rank 0, before and after.
 
 The answers before the training are the base's, which adapters with B = 0 give at any time, or those of the adapter that
-it began from. They are computed at step 0 and stored next to the checkpoints, so that a restart does not repeat them. A
-failure of answers or scores is part of the result and does not fail the training.
+it began from. They are computed at step 0 and are part of the training's state, so that an attempt that resumes from a
+checkpoint does not repeat them. A failure of answers or scores is part of the result and does not fail the training.
 """
 
-import contextlib
 import hashlib
 import json
 import time
@@ -18,18 +17,16 @@ from safetensors.torch import load_file
 
 from bench.data.inputs import InputError
 from bench.data.masking import encode_prompt
-from bench.records.checksummed import Checksummed, ResultError
 from bench.records.score import TrainingScore
 from bench.records.status import escape_controls
 from bench.workloads.finetune import score
 from bench.workloads.finetune.answers import AnswerGenerator, PromptCase, prompt_cases
 from bench.workloads.finetune.checkpoint import Identity
 from bench.workloads.finetune.resume import verify_init_adapter
-from bench.workloads.finetune.score import AnsweredRow, RowScore, Scoring
+from bench.workloads.finetune.score import AnsweredRow, RowScore, ScoredAnswers, Scoring
 from bench.workloads.finetune.training_set import TrainingSet
 from bench.workloads.ranks.process import RankGroup
 
-BASE_SCORE_FILE = "score-before.json"
 PROBE = "\N{FOUR DOT PUNCTUATION}"  # no template's text contains it
 MAX_FAILURE_CHARS = 300
 PROGRESS_SEC = 0.5
@@ -38,21 +35,6 @@ T = TypeVar("T")
 
 class StopRequested(Exception):
     """Request to stop that came while answers were generated or scored."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredAnswers(Checksummed):
-    """Answers and their scores in the order of the prompts; both are empty after a `failure`.
-
-    `key` is the digest of prompts, base and scoring method.
-    """
-
-    FILE, KIND = BASE_SCORE_FILE, "score before training"
-
-    key: str
-    answers: list[str]
-    scores: list[RowScore]
-    failure: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -161,11 +143,8 @@ class TrainingScorer:
         self._context.report(mean_score=None if mean is None else mean.mean)
         return ScoredAnswers(key=self._key, answers=answers, scores=scores, failure=failure)
 
-    def score_base(self) -> ScoredAnswers:
-        """Return the score before the training: stored, or computed with the first weights. Raises StopRequested."""
-        stored = self._load_base()
-        if stored is not None:
-            return stored
+    def measure_base(self) -> ScoredAnswers:
+        """Measure with the first weights. Raises StopRequested."""
         weights, failure = self._first_weights()
         if failure is not None:
             self._flag(failure)
@@ -178,7 +157,7 @@ class TrainingScorer:
         finally:
             for name, tensor in kept.items():
                 self._adapter[name].copy_(tensor)
-        problem = result.failure or self._store_base(result)
+        problem = result.failure
         if problem is None and result.scores and all(row.score is None for row in result.scores):
             first = result.scores[0]
             problem = f"no row has a score: {'' if first.fault is None else first.fault.label}: {first.detail}"
@@ -189,9 +168,11 @@ class TrainingScorer:
     def _flag(self, problem: str) -> None:
         self._context.report(log=f"score: {problem}", flag=f"score: {problem}")
 
-    def compare(self) -> TrainingScore:
-        """Compare the base with the present weights. Raises StopRequested."""
-        before, after = self.score_base(), self.measure()
+    def compare(self, before: ScoredAnswers | None) -> TrainingScore:
+        """Compare the base with the present weights; `before` is used if this method gave it. Raises StopRequested."""
+        if before is None or before.key != self._key or before.failure is not None:
+            before = self.measure_base()
+        after = self.measure()
         failure = after.failure or before.failure
         rows = []
         if failure is None:
@@ -222,25 +203,6 @@ class TrainingScorer:
             lambda: load_file(verify_init_adapter(folder, self._training.init_sha256))
         )
         return weights or {}, failure
-
-    def _load_base(self) -> ScoredAnswers | None:
-        """Return the stored result; None without one of these prompts, this base and this method."""
-        stored: ScoredAnswers | None = None
-        if self._context.checkpoints is not None:
-            with contextlib.suppress(ResultError):  # absent, or damaged: the answers are computed again
-                stored = ScoredAnswers.read(self._context.checkpoints / BASE_SCORE_FILE)
-        stored = self._group.broadcast_object(stored)
-        return stored if stored is not None and stored.key == self._key else None
-
-    def _store_base(self, result: ScoredAnswers) -> str | None:
-        """Store the result on rank 0; return why it cannot be stored, or None."""
-        if self._context.checkpoints is None:
-            return None
-        try:
-            result.write(self._context.checkpoints)
-        except OSError as error:
-            return f"{self._context.checkpoints}: the answers before the training are not stored: {error.strerror}"
-        return None
 
     def _answer(self) -> tuple[list[str], str | None]:
         """Return all answers, and the failure of any rank. Raises StopRequested."""

@@ -144,7 +144,7 @@ class Trainer:
         self._evaluate_if_due()  # before the first step, or after a stop between step and evaluation
         if self.state.step == 0 and self.scorer is not None:
             with contextlib.suppress(StopRequested):  # the next step ends the attempt
-                self._score(self.scorer.score_base)
+                self.state = dataclasses.replace(self.state, first_score=self._score(self.scorer.measure_base))
         upcoming = self._upcoming()
         ready = next(upcoming, None)
         while ready is not None and not self._is_early():
@@ -290,7 +290,8 @@ class Trainer:
 
     def score(self) -> TrainingScore | None:
         """Compare the scores of the base and of the present weights, on all ranks. Raises StopRequested."""
-        return None if self.scorer is None else self._score(self.scorer.compare)
+        scorer = self.scorer
+        return None if scorer is None else self._score(lambda: scorer.compare(self.state.first_score))
 
     def _score(self, measure: Callable[[], T]) -> T:
         start = time.monotonic()

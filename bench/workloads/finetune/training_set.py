@@ -215,8 +215,13 @@ def count_targets(examples: Sequence[Example]) -> int:
 
 def load(trial: Trial, cache_folder: Path | None) -> TrainingSet:
     """Load the training set, its examples from the cache if they are there. Raises InputError."""
+    return load_data(trial, cache_folder)[0]
+
+
+def load_data(trial: Trial, cache_folder: Path | None, files: Any = None) -> tuple[TrainingSet, bool]:
+    """Load the training set like `load`, from `files` if they are read; return whether the cache had its examples."""
     training, tokenizer = training_of(trial), partial(load_trial_tokenizer, trial)
-    data, _ = dataset.load_examples(training.data, Path(trial.model), tokenizer, cache_folder)
+    data, was_cached = dataset.load_examples(training.data, Path(trial.model), tokenizer, cache_folder, files=files)
     # Checked again: the files may have been replaced since `check_inputs` read them.
     check_digests(training.input_digests, {file.path: file.sha256 for file in data.facts.files})
-    return TrainingSet.from_trial(trial, data)
+    return TrainingSet.from_trial(trial, data), was_cached

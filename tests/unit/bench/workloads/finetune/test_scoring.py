@@ -1,5 +1,6 @@
 """The score within a training: before and after, resumed, stopped, and when it fails."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from bench.records import schema
 from bench.records.atomic_files import sha256_of
 from bench.records.score import TrainingScore
 from bench.workloads.finetune import checkpoint, checkpoint_manager, resume, score, scoring
-from bench.workloads.finetune.scoring import BASE_SCORE_FILE, StopRequested
+from bench.workloads.finetune.scoring import StopRequested
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,7 +57,7 @@ def test_answers_before_are_the_bases_at_any_step_and_are_computed_once(lab, tmp
     assert trainer.state.time.loading_sec > 0
 
     weights = {name: tensor.clone() for name, tensor in trainer.weights.adapter.items()}
-    (tmp_path / BASE_SCORE_FILE).unlink()  # as on another machine: computed from the trained weights, with B = 0
+    trainer.state = dataclasses.replace(trainer.state, first_score=None)  # computed again, with B = 0
     again = trainer.score()
     assert [row.before for row in again.shown] == [row.before for row in result.shown]
     assert again.before == result.before
@@ -74,13 +75,11 @@ def test_a_training_from_an_adapter_is_compared_with_this_adapter(lab, tmp_path)
     checkpoints.mkdir()
     trainer = restored(parts, checkpoints)
     assert trainer.run() == "finished"
-    before = trainer.scorer.score_base().answers
-    assert before != lab(training=SETTINGS).trainer(None).scorer.score_base().answers, "another than the base"
-    (checkpoints / BASE_SCORE_FILE).unlink()
-    assert trainer.scorer.score_base().answers == before
-    (checkpoints / BASE_SCORE_FILE).unlink()
+    before = trainer.state.first_score.answers
+    assert before != lab(training=SETTINGS).trainer(None).scorer.measure_base().answers, "another than the base"
+    assert trainer.scorer.measure_base().answers == before
     path.unlink()
-    result = trainer.score()
+    result = trainer.scorer.compare(None)
     assert (result.measures, str(path) in str(result.failure)) == ([], True)
 
 
@@ -88,11 +87,10 @@ def test_a_resumed_training_scores_only_what_is_missing(lab, tmp_path, answered)
     parts = lab(training=SETTINGS)
     assert restored(parts, tmp_path, stop_requested=lambda: bool(answered)).run() == "stopped"
     assert len(answered) == 1
-    assert not (tmp_path / BASE_SCORE_FILE).exists(), "the stop came before its end"
     resumed = lab(training=SETTINGS)
     trainer = restored(resumed, tmp_path)
-    assert (trainer.state.step, trainer.run()) == (1, "finished")
-    assert len(answered) == 1
+    assert (trainer.state.step, trainer.state.first_score) == (1, None), "the stop came before its end"
+    assert (trainer.run(), len(answered)) == ("finished", 1)
     changed = lab(training={**SETTINGS, "score": "exact"})
     trainer = restored(changed, tmp_path)
     assert (trainer.state.step, trainer.run()) == (2, "finished")
