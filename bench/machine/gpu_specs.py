@@ -5,8 +5,8 @@ listed and `source` says so. Matrix figures are those with 32-bit accumulation (
 figure that the document does not print is missing.
 
 Matching is exact: a laptop's RTX 4090 is a different chip, and a slice of an A100 (`... MIG 1g.5gb`) has other figures
-than the whole GPU. An A10G differs from an A10: more FP32, and a little over half of the tensor cores' rate; its TF32
-and int8 are missing because the documents that quote its sheet do not quote them. An unlisted name has no figures.
+than the whole GPU. An A10G differs from an A10: a little over half of the tensor cores' rate; its int8 is missing
+because the documents that quote its sheet do not quote it. An unlisted name has no figures.
 
 Not covered: how a lower power cap or clock reduces these figures; the link between host and device.
 """
@@ -26,19 +26,14 @@ class GpuSpec:
 
     names: str
     source: str
-    fp32: float
-    fp16: float
-    tf32: float | None = None
     bf16: float | None = None
     int8: float | None = None
-    fp8: float | None = None
     memory_gb_per_sec: float
     memory_gb: int
 
     def matmul_tflops(self, dtype: str) -> float | None:
-        """Return the figure for fp32, tf32, bf16, fp16, int8 or fp8; None if the document has none."""
-        figure: float | None = getattr(self, dtype)
-        return figure
+        """Return the figure for bf16 or int8; None for another type, and if the document has none."""
+        return {"bf16": self.bf16, "int8": self.int8}.get(dtype)
 
 
 _TABLE = Path(__file__).with_name("gpu_specs.json")

@@ -4,16 +4,14 @@ Products and copies run on random numbers, after a warm-up, in samples of at lea
 events; the CPU's clock without a GPU), over operands larger than any cache. With zeros a chip draws half its power and
 clocks higher. A type that chip or stack do not support gives a measurement without a value and with a note, no error.
 
-Not covered: disks (the trial `loading` reads the model's files); links between GPUs
-(`bench.workloads.distributed`); arithmetic outside matrix products; products under 20 us (size 2048 in 8
-bits on a Hopper), which measure the kernel launch rate.
+Not covered: disks (the trial `loading` reads the model's files); links between GPUs; types that no training multiplies
+in; arithmetic outside matrix products; products under 20 us (size 2048 in 8 bits on a Hopper), which measure the kernel
+launch rate.
 """
 
-import contextlib
 import itertools
 import math
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,9 +24,9 @@ from bench.qlora.step import TorchSession, open_session
 from bench.records.bootstrap import Interval, summarize
 from bench.torch_stack import DeviceClock
 
-DTYPES = ("fp32", "tf32", "bf16", "fp16", "int8", "fp8")
+WIDTHS = {"fp32": 4, "bf16": 2, "int8": 1}  # bytes of the types that a training multiplies in
 # The lowest compute capability with hardware matrix products of the type.
-MIN_CAPABILITY = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "int8": (7, 5), "fp8": (8, 9)}
+MIN_CAPABILITY = {"bf16": (8, 0), "int8": (7, 5)}
 OPERAND_BYTES = 256 << 20  # more than the largest cache of a GPU in gpu_specs.json (H200: 50 MiB, RTX 4090: 72)
 SAMPLE_SEC = 2e-3
 WARMUP_CALLS = 3
@@ -47,7 +45,7 @@ class HardwareScale:
 
 
 FULL = HardwareScale(
-    dtypes=DTYPES,
+    dtypes=("bf16", "int8"),
     sizes=(2048, 4096, 8192),
     copied_bytes=1 << 30,
     operand_bytes=OPERAND_BYTES,
@@ -85,19 +83,19 @@ def measure(record: Record, _inputs: Inputs, stops: StopSignals) -> None:
 def matmul_tflops(
     session: TorchSession, dtype: str, size: int, *, budget_sec: float, operand_bytes: int = OPERAND_BYTES
 ) -> Interval:
-    """Measure TFLOP/s of size x size products of `dtype` (one of DTYPES): 2 size^3 FLOP over each sample's time.
+    """Measure TFLOP/s of size x size products of `dtype` (one of WIDTHS): 2 size^3 FLOP over each sample's time.
 
     Raises Unsupported, and torch's errors when memory is short.
     """
     torch = session.modules.torch
     _check_supported(session, dtype)
-    with float32_precision(torch, "high" if dtype == "tf32" else "highest"), torch.no_grad():
+    with torch.no_grad():
         multiply = _product(session, dtype, size, operand_bytes)
         try:
             seconds = sample_sec(session, multiply, budget_sec)
         except RuntimeError as error:
-            # torch's int8 and fp8 products are private functions that raise RuntimeError if there is no kernel.
-            if dtype not in ("int8", "fp8") or is_out_of_memory(error):
+            # torch's int8 product is a private function that raises RuntimeError if there is no kernel.
+            if dtype != "int8" or is_out_of_memory(error):
                 raise
             raise Unsupported(f"torch {torch.__version__}: {str(error).splitlines()[0][:160]}") from error
     return summarize([2.0 * size**3 / second / 1e12 for second in seconds])
@@ -134,43 +132,30 @@ def _timed_sec(session: TorchSession, call: Callable[[], object], calls: int) ->
 
 
 def _check_supported(session: TorchSession, dtype: str) -> None:
-    """Raise Unsupported if chip, stack or environment exclude the type."""
-    torch = session.modules.torch
+    """Raise Unsupported if the chip excludes the type."""
     if not session.placement.is_cuda:
-        if dtype not in ("fp32", "bf16"):
+        if dtype == "int8":
             raise Unsupported("measured on GPUs only")
         return
-    capability = torch.cuda.get_device_capability(session.placement.device)
-    minimum = MIN_CAPABILITY.get(dtype)
-    if minimum is not None and capability < minimum:
+    capability = session.modules.torch.cuda.get_device_capability(session.placement.device)
+    minimum = MIN_CAPABILITY.get(dtype, (0, 0))
+    if capability < minimum:
         raise Unsupported(
             f"compute capability {capability[0]}.{capability[1]} does not support {dtype}, which needs "
             f"{minimum[0]}.{minimum[1]}"
         )
-    if dtype == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
-        raise Unsupported("disabled by NVIDIA_TF32_OVERRIDE=0")
-    missing = {"int8": "_int_mm", "fp8": "_scaled_mm"}.get(dtype)
-    if missing is not None and not hasattr(torch, missing):
-        raise Unsupported(f"torch {torch.__version__} has no torch.{missing}")
 
 
 def _product(session: TorchSession, dtype: str, size: int, operand_bytes: int) -> Callable[[], object]:
     """Return a function that multiplies the next pair of operands; pairs rotate to defeat caches."""
     torch = session.modules.torch
-    width = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}[dtype]
-    count = max(1, math.ceil(operand_bytes / (2 * width * size * size)))
+    count = max(1, math.ceil(operand_bytes / (2 * WIDTHS[dtype] * size * size)))
     pairs = itertools.cycle([(_random(session, dtype, size), _random(session, dtype, size)) for _ in range(count)])
-    if dtype == "fp8":
-        unit_scale = torch.ones((), dtype=torch.float32, device=session.placement.device)
 
     def multiply() -> object:
         a, b = next(pairs)
-        # The tensor cores' int8 and fp8 kernels take the second operand column-major, hence its transpose.
-        if dtype == "int8":
-            return torch._int_mm(a, b.t())
-        if dtype == "fp8":
-            return torch._scaled_mm(a, b.t(), scale_a=unit_scale, scale_b=unit_scale, out_dtype=torch.bfloat16)
-        return a @ b
+        # The tensor cores' int8 kernels take the second operand column-major, hence its transpose.
+        return torch._int_mm(a, b.t()) if dtype == "int8" else a @ b
 
     return multiply
 
@@ -179,20 +164,7 @@ def _random(session: TorchSession, dtype: str, size: int) -> Any:
     torch, device = session.modules.torch, session.placement.device
     if dtype == "int8":
         return torch.randint(-128, 128, (size, size), dtype=torch.int8, device=device)
-    types = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
-    if dtype == "fp8":  # torch has no fp8 generator
-        return torch.randn(size, size, dtype=torch.bfloat16, device=device).to(getattr(torch, types[dtype]))
-    return torch.randn(size, size, dtype=getattr(torch, types[dtype]), device=device)
-
-
-@contextlib.contextmanager
-def float32_precision(torch: Any, precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    return torch.randn(size, size, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32, device=device)
 
 
 def _add_matmul(

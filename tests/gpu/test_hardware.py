@@ -29,8 +29,6 @@ def test_every_product_and_copy_is_measured_with_a_plausible_share(result):
     for (dtype, _size), measurement in products.items():
         lacks = (int(major), int(minor)) < MIN_CAPABILITY.get(dtype, (0, 0))
         assert (measurement.value is None) == lacks, (dtype, measurement.note)
-    largest = max(FULL.sizes)
-    assert products["bf16", largest].value > products["fp32", largest].value
     copies = {m.name: m for m in result.measurements if m.name in COPIES}
     assert copies.keys() == set(COPIES)
     assert all(m.value is not None and m.value > 1 for m in copies.values())
