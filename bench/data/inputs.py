@@ -7,15 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from bench.records.status import Failure
+from bench.records.status import Failure, ReasonCode
 
 
 class InputError(Failure, ValueError):
     """Unusable input of a trial."""
 
+    reason_code = ReasonCode.BAD_INPUT
+
 
 class InputRejected(InputError):
     """Input that must not be used: it is damaged or not the expected one, and there is no intact copy."""
+
+    reason_code = ReasonCode.INPUT_REJECTED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,5 @@
 """harness: the process of one trial.
 
-record: data of the running trial, its log, progress.json and steps.jsonl; becomes its result
+record: data of the running trial, its log, progress.json; becomes its result
 termination: signals, the deadline and exceptions as a status; what to try after memory ran out
 """

@@ -1,7 +1,7 @@
 """Record of one running trial: phases, steps, measurements, fingerprint. Becomes its TrialResult.
 
 Every workload writes into it during the run, so that everything measured is kept, however the trial ends. Meanwhile the
-log on standard output, progress.json and steps.jsonl show it; they never disturb a measurement.
+log on standard output and progress.json show it; they never disturb a measurement.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.records import Trial, schema
 from bench.records.bootstrap import Interval, summarize
-from bench.records.paths import PROGRESS_FILE, STEPS_FILE
+from bench.records.paths import PROGRESS_FILE
 from bench.records.result import Measurement, Metrics, Steps, TrialResult
 from bench.records.run import Progress
 from bench.records.status import Outcome
@@ -82,32 +82,17 @@ class Log:
         return list(self._tail)
 
 
-class _LiveFile:
-    """File that shows a running trial. A write that fails is logged once and does not end the trial."""
-
-    def __init__(self, path: Path, log: Log) -> None:
-        self.path, self._log, self._has_failed = path, log, False
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if not self._has_failed:
-                self._log(f"{self.path}: cannot be written: {error.strerror}; continuing without it")
-            self._has_failed = True
-
-
-class ProgressFile(_LiveFile):
+class ProgressFile:
     """Writer of progress.json, at most every 0.25 s unless the phase changed.
 
     The file is renamed into place, so a reader never sees a part of it. No fsync: the file is useless after a crash,
-    and an fsync on a shared file system costs milliseconds.
+    and an fsync on a shared file system costs milliseconds. A write that fails is logged once and does not end the
+    trial.
     """
 
     def __init__(self, folder: Path, log: Log) -> None:
-        super().__init__(folder / PROGRESS_FILE, log)
-        self._part = folder / f".{PROGRESS_FILE}.part"
+        self.path, self._part = folder / PROGRESS_FILE, folder / f".{PROGRESS_FILE}.part"
+        self._log, self._has_failed = log, False
         self._last: tuple[float, str] | None = None
 
     def __call__(self, progress: Progress) -> None:
@@ -115,27 +100,13 @@ class ProgressFile(_LiveFile):
         if self._last is not None and self._last[1] == progress.phase and now - self._last[0] < PROGRESS_INTERVAL_SEC:
             return
         self._last = (now, progress.phase)
-        with self._writing():
+        try:
             self._part.write_text(json.dumps(schema.to_json(progress)) + "\n", encoding="utf-8")
             os.replace(self._part, self.path)
-
-
-class StepsFile(_LiveFile):
-    """Writer of steps.jsonl: appends each step of a training and each held-out loss at once.
-
-    The file is opened for each write, so that a line is visible at once. No fsync: training.json repeats all of it.
-    """
-
-    def __init__(self, folder: Path, log: Log) -> None:
-        """Remove an earlier file."""
-        super().__init__(folder / STEPS_FILE, log)
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
-
-    def __call__(self, *lines: Mapping[str, Any]) -> None:
-        if not self._has_failed:
-            with self._writing(), self.path.open("a", encoding="utf-8") as file:
-                file.write("".join(f"{json.dumps(line)}\n" for line in lines))
+        except OSError as error:
+            if not self._has_failed:
+                self._log(f"{self.path}: cannot be written: {error.strerror}; continuing without it")
+            self._has_failed = True
 
 
 class Record:
@@ -196,6 +167,8 @@ class Record:
             self.publish_progress()
         self.fingerprint.update(line.get("fingerprint", {}))
         self.load_time_sec = line.get("load_time_sec", self.load_time_sec)
+        if "peaks" in line:
+            self.peak_vram_bytes, self.peak_rss_bytes = line["peaks"]["vram_bytes"], line["peaks"]["rss_bytes"]
         if "flag" in line:
             self.flags.append(line["flag"])
         if "log" in line:

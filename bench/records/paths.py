@@ -13,8 +13,7 @@
 | a trial's folder | RESULT_FILE | the trial's process, last |
 | | PROGRESS_FILE, TELEMETRY_FILE, ENVIRONMENT_FILE | the trial's process, while it runs |
 | | ADAPTER_CHECK_FILE | `inv adapter.check` |
-| a training's folder | STEPS_FILE | the trial's process, a line per step and per held-out loss |
-| | TRAINING_FILE, ADAPTER_FOLDER with BASE_FILE | the trial's process, before its result |
+| a training's folder | TRAINING_FILE, ADAPTER_FOLDER with BASE_FILE | the trial's process, before its result |
 | CHECKPOINTS_FOLDER | RESTARTS_FILE | each attempt of a training, as it resumes and after its first step |
 | a training's runs on its host or volume | JOB_END_FILE | its host or first pod, last |
 | | LOSS_FILE | in an attempt's folder, why another attempt follows it |
@@ -37,7 +36,6 @@ PROGRESS_FILE = "progress.json"
 TELEMETRY_FILE = "telemetry.csv"
 ENVIRONMENT_FILE = "environment.json"
 TRAINING_FILE = "training.json"
-STEPS_FILE = "steps.jsonl"
 ADAPTER_FOLDER = "adapter"
 BASE_FILE = "base.json"
 ADAPTER_CHECK_FILE = "adapter-check.json"

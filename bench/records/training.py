@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -342,11 +342,6 @@ class TrainedSteps:
         """Add one step, its values by name."""
         for name, column in vars(self).items():
             column.append(values[name])
-
-    def rows(self) -> Iterator[dict[str, float]]:
-        """Yield the values of each step by name."""
-        for row in zip(*vars(self).values(), strict=True):
-            yield dict(zip(vars(self), row, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

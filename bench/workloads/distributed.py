@@ -20,11 +20,10 @@ from bench.harness.termination import StopSignals
 from bench.records import Trial
 from bench.records.bootstrap import Interval, summarize
 from bench.records.result import Steps
-from bench.workloads.ranks.launcher import RankLauncher, make_limits
+from bench.workloads.ranks.launcher import RankLauncher
 from bench.workloads.ranks.multi_node import NodeList
 
 MODULE = "bench.workloads.distributed_rank"
-REDUCE_SIZE_COUNT = {"gpu": 5, "tiny": 3}
 
 
 def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
@@ -37,9 +36,8 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
         raise InputError(
             f"{trial.data}: expected a sample for each of {trial.world_size} ranks, found {data_facts.samples}"
         )
-    launcher = RankLauncher(trial, stops, NodeList.from_environment(), module=MODULE, limits=make_limits(trial))
-    launcher.check()
-    record.steps_planned = trial.warmup_steps + trial.measured_steps + _planned_measurements(trial)
+    launcher = RankLauncher(trial, stops, NodeList.from_environment(), module=MODULE)
+    record.steps_planned = trial.warmup_steps + trial.measured_steps + 2 + trial.world_size  # and the measurements
     report = RankReport(record)
     with launcher.started() as ranks:
         launcher.lead(ranks, record, report.on_line)
@@ -48,8 +46,7 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
 
 def follow(_request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) -> int:
     """Run this machine's share of the ranks, with inputs that it checks on its own."""
-    launcher = RankLauncher(trial, stops, nodes, module=MODULE, limits=make_limits(trial))
-    return launcher.follow(lambda: check_trial(trial))
+    return RankLauncher(trial, stops, nodes, module=MODULE).follow(lambda: check_trial(trial))
 
 
 class RankReport:
@@ -58,22 +55,12 @@ class RankReport:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.tables: list[list[list[float]]] = []  # the measured steps
-        self.all_reduce_sec: dict[int, list[float]] = {}
-        self.peaks: dict[str, list[float]] = {}
 
     def on_line(self, line: dict[str, Any]) -> None:
         """Process one of rank 0's lines."""
-        record = self.record
         if "step" in line:
             self._add_step(**line["step"])
-        if "all_reduce" in line:
-            self.all_reduce_sec[line["all_reduce"]["bytes"]] = line["all_reduce"]["sec"]
-        record.apply_report(line)
-        if "peaks" in line:
-            self.peaks = line["peaks"]
-            record.peak_rss_bytes = int(max(self.peaks["rss_bytes"]))
-            if record.fingerprint.get("device") == "cuda":
-                record.peak_vram_bytes = int(max(self.peaks["vram_bytes"]))
+        self.record.apply_report(line)
 
     def _add_step(self, phase: str, table: list[list[float]]) -> None:
         """Add a step; `table` has per rank: seconds, loss, samples, tokens, useful tokens."""
@@ -101,25 +88,8 @@ def add_measurements(record: Record, report: RankReport, backend: str) -> None:
         record.add(name, rate(amount, times), **ranks)
     for rank in range(world_size):
         record.add("step_time_sec", summarize([table[rank][0] for table in tables]), rank=rank, world_size=world_size)
-    record.fingerprint["rank_peak_rss_bytes"] = [int(value) for value in report.peaks["rss_bytes"]]
-    gradient = int(record.fingerprint["gradient_bytes"])
-    for size, seconds in report.all_reduce_sec.items():  # none with one rank
-        on_bus = size / 1e9 * bus_factor(world_size)
-        context: dict[str, Any] = {"size_bytes": size, "is_gradient_size": size == gradient, "dtype": "fp32", **ranks}
-        record.add("all_reduce_gb_per_sec", rate(size / 1e9, summarize(seconds)), **context)
-        record.add("all_reduce_bus_gb_per_sec", rate(on_bus, summarize(seconds)), **context)
-
-
-def _planned_measurements(trial: Trial) -> int:
-    all_reduces = 2 * REDUCE_SIZE_COUNT[trial.profile] if trial.world_size > 1 else 0
-    return 2 + trial.world_size + all_reduces
 
 
 def rate(amount: float, times: Interval) -> Interval:
     """Return `amount` per second for an interval of seconds."""
     return Interval(median=amount / times.median, low=amount / times.high, high=amount / times.low, n=times.n)
-
-
-def bus_factor(world_size: int) -> float:
-    """Return bytes per link over bytes reduced in a ring all-reduce: 2 (n - 1) / n, as in nccl-tests."""
-    return 2.0 * (world_size - 1) / world_size

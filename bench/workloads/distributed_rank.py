@@ -1,4 +1,4 @@
-"""The program of each rank of a distributed trial: the training step under DDP, and all-reduces.
+"""The program of each rank of a distributed trial: the training step under DDP.
 
 Started as `python -m bench.workloads.distributed_rank FOLDER BACKEND SILENCE_SEC STEP_SEC`. Each rank trains on every
 n-th chat, in an order set by the seed; all ranks load the same base weights from files, so only adapters and their
@@ -19,13 +19,7 @@ from bench.data.collate import make_batches, make_rows
 from bench.data.readers import read_data
 from bench.data.tokenizer import load_trial_tokenizer
 from bench.harness import termination
-from bench.harness.record import peak_rss_bytes
-from bench.torch_stack import DeviceClock
-from bench.workloads.ranks.process import RankProcess, main, peak_vram_bytes
-
-REDUCE_MIB = {"gpu": (1.0, 16.0, 64.0, 256.0), "tiny": (0.25, 4.0)}
-REDUCE_WARMUP, REDUCE_REPEATS = 3, {"gpu": 20, "tiny": 8}
-ROTATED_BYTES = 256 << 20  # more than any chip's caches, so that no buffer is still cached
+from bench.workloads.ranks.process import RankProcess, main
 
 
 class PeriodicSyncModel:
@@ -45,7 +39,7 @@ class PeriodicSyncModel:
 
 
 class DistributedRank(RankProcess):
-    """One rank of a distributed trial, from loading the model to the last all-reduce."""
+    """One rank of a distributed trial, from loading the model to the comparison of the ranks' weights."""
 
     def run(self) -> None:
         """Run the trial. Raises the stack's errors, NonFiniteLoss, RanksDiffer and InputError."""
@@ -68,9 +62,7 @@ class DistributedRank(RankProcess):
                 self._run_step(number)
         with self.phase("exchange"):
             self._compare_weights()
-            self._report_peaks()
-            if self.world_size > 1:
-                self._measure_all_reduce()
+            self.report_peaks(self.group)
         self.destroy_process_group()
 
     # Setup ----------------------------------------------------------------------------------------------------
@@ -87,10 +79,10 @@ class DistributedRank(RankProcess):
         model = step.model
         torch.manual_seed(trial.seed + self.rank)  # equal adapters, different dropout
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in self.trained)
+        gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in self.trained)
         message = f"rank 0 loaded the model; {step.trained_parameters:,} trained parameters, "
-        message += f"{self.gradient_bytes:,} bytes of gradients"
-        self.report_step(step, gradient_bytes=self.gradient_bytes, log=message)
+        message += f"{gradient_bytes:,} bytes of gradients"
+        self.report_step(step, gradient_bytes=gradient_bytes, log=message)
         parallel = torch.nn.parallel.DistributedDataParallel
         frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
         # The frozen weights come from the same files on every rank: no need to broadcast 4 GB of them.
@@ -130,32 +122,6 @@ class DistributedRank(RankProcess):
             digest.update(parameter.detach().cpu().contiguous().view(self.torch.uint8).numpy().tobytes())
         self.group.check_equal(digest.hexdigest(), "weights")
         self.report(fingerprint={"lora_weights_sha256": digest.hexdigest()})
-
-    def _measure_all_reduce(self) -> None:
-        """Measure all-reduces of random float32 data at several sizes; report the slowest rank's seconds of each."""
-        profile = self.trial.profile
-        sizes = [int(mib * (1 << 20)) for mib in REDUCE_MIB[profile]]
-        for size in sorted({*sizes, self.gradient_bytes}):
-            self.heartbeat.update(f"all-reduce of {size} bytes")
-            count = max(2, min(16, ROTATED_BYTES // size)) if self.placement.is_cuda else 2
-            # The numbers are small because the sums grow with every round and must stay finite.
-            buffers = [self.torch.randn(size // 4, device=self.placement.device).mul_(1e-18) for _ in range(count)]
-            repeats = REDUCE_WARMUP + REDUCE_REPEATS[profile]
-            mine = [self._timed_reduce(buffers[number % count]) for number in range(repeats)]
-            slowest = [max(times) for times in zip(*self.group.gather_objects(mine), strict=True)]
-            self.report(all_reduce={"bytes": size // 4 * 4, "sec": slowest[REDUCE_WARMUP:]})
-
-    def _timed_reduce(self, buffer: Any) -> float:
-        clock = DeviceClock(self.torch, is_cuda=self.placement.is_cuda)
-        clock.synchronize()
-        self.group.barrier()
-        begin = clock.stamp()
-        self.torch.distributed.all_reduce(buffer)  # the current stream, and so the second stamp, waits for it
-        return clock.seconds(begin, clock.stamp())
-
-    def _report_peaks(self) -> None:
-        rows = self.group.gather_objects([float(peak_vram_bytes() or 0), float(peak_rss_bytes())])
-        self.report(peaks={"vram_bytes": [row[0] for row in rows], "rss_bytes": [row[1] for row in rows]})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ _TRIAL_SPECIFIC = frozenset(
         "seed",
         "lora_weights_sha256",
         "peak_vram_reserved_bytes",
-        "rank_peak_rss_bytes",
     }
 )
 # Facts that a configuration requests. They may differ between configurations, but two trials of one configuration

@@ -8,7 +8,6 @@ On several machines, the first one does this; the others only run their share of
 """
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from bench.data.inputs import InputError, Inputs
-from bench.harness.record import Record, Request, StepsFile
+from bench.harness.record import Record, Request
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.predict.fit import fit_training
 from bench.qlora.step import sized_config
@@ -34,16 +33,14 @@ from bench.workloads.finetune.training_set import FirstAttempt
 from bench.workloads.finetune.training_set import (
     check_inputs as check_inputs,  # looked up in workload modules with special inputs
 )
-from bench.workloads.ranks.launcher import RankLauncher, make_limits
+from bench.workloads.ranks.launcher import RankLauncher
 from bench.workloads.ranks.multi_node import NodeList
-from bench.workloads.ranks.watch import TRIAL_FILE, RankKilled, RankLimits, RankOutOfMemory, Ranks
+from bench.workloads.ranks.watch import TRIAL_FILE, RankKilled, RankOutOfMemory, Ranks
 
 MODULE = "bench.workloads.finetune.rank"
 SPEC_FILE = "job.json"
 GRACE_SEC = 22.0  # for a step and its checkpoint; a node waits 30 s between SIGTERM and SIGKILL
 EXAMPLES_FOLDER = "examples"
-# gpu: as in a distributed trial; tiny: a shared core with a model of 135 million weights (measured: 4 per second).
-MIN_TOKENS_PER_SEC = {"gpu": 364.0, "tiny": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +91,6 @@ class TrainingLog:
         self._restarts = record_restart(folder, record.request.attempt, before.step)
         self._resumed_from = None if resume_point is None or not self._restarts else resume_point.written
         self._reported: dict[str, Any] = {}
-        self._steps_file = StepsFile(record.request.out, record.log)  # starts with the earlier attempts' steps
-        self._steps_file(
-            *self._steps.rows(), *({"evaluation": schema.to_json(evaluation)} for evaluation in self._evaluations)
-        )
         record.steps_planned, record.earlier_steps = examples.steps(), before.step
         record.extra_progress |= {
             "restarts": len(self._restarts),
@@ -126,8 +119,6 @@ class TrainingLog:
         if line.get("checkpoint_step") is not None:
             record.extra_progress["checkpoint_step"] = line["checkpoint_step"]
         record.apply_report(line)
-        if "peaks" in line:
-            record.peak_rss_bytes, record.peak_vram_bytes = line["peaks"]["rss_bytes"], line["peaks"]["vram_bytes"]
         self.stop = line.get("stop", self.stop)
         if "mean_score" in line:
             mean = line["mean_score"]
@@ -139,7 +130,6 @@ class TrainingLog:
 
     def _add_step(self, *, positions: int, **values: Any) -> None:
         self._steps.add(values)
-        self._steps_file(values)
         if self._resumed_from is not None:  # the first step of this attempt
             self._restarts = record_first_step(self._folder, self._restarts, self._resumed_from)
             self._resumed_from = None
@@ -156,7 +146,6 @@ class TrainingLog:
 
     def _add_evaluation(self, evaluation: Evaluation) -> None:
         self._evaluations.append(evaluation)
-        self._steps_file({"evaluation": schema.to_json(evaluation)})
         self._show_loss()
         interval = "" if evaluation.low is None else f" [{evaluation.low:.4f}, {evaluation.high:.4f}]"
         change = "" if evaluation.change is None else f", {evaluation.change:+.4f} since the start"
@@ -216,8 +205,7 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
 
 def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path) -> bool:
     """Train; False if memory ran out before the first step and a smaller configuration is to be tried."""
-    launcher = _make_launcher(record.trial, stops, NodeList.from_environment())
-    launcher.check()
+    launcher = RankLauncher(record.trial, stops, NodeList.from_environment(), module=MODULE, grace_sec=GRACE_SEC)
     with launcher.started() as ranks:  # they import their libraries while this process reads the data
         return _lead(launcher, ranks, record, inputs, folder)
 
@@ -283,25 +271,14 @@ def follow(request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) 
         spec = RankSpec.of(request, folder, inputs[0].sha256, data.sha256)
         return {TRIAL_FILE: trial.with_derived(derived).to_text(), SPEC_FILE: spec.to_text()}
 
-    return _make_launcher(trial, stops, nodes).follow(lambda: check_inputs(trial), prepare)
-
-
-def _make_launcher(trial: Trial, stops: StopSignals, nodes: NodeList | None) -> RankLauncher:
-    limits = make_row_limits(trial)
-    return RankLauncher(trial, stops, nodes, module=MODULE, limits=limits, grace_sec=GRACE_SEC)
-
-
-def make_row_limits(trial: Trial) -> RankLimits:
-    """Return a distributed trial's limits, applied to one row: ranks report progress at each row."""
-    limits = make_limits(trial)
-    row_sec = trial.max_seq_len * trial.micro_batch_size / MIN_TOKENS_PER_SEC[trial.profile]
-    return dataclasses.replace(limits, step_sec=max(limits.step_sec, row_sec))
+    launcher = RankLauncher(trial, stops, nodes, module=MODULE, grace_sec=GRACE_SEC)
+    return launcher.follow(lambda: check_inputs(trial), prepare)
 
 
 def _checkpoint_folder(request: Request) -> Path:
     """Create the checkpoints' folder and return it. Raises InputError."""
     if request.checkpoints is None:
-        raise InputError("--checkpoints: missing", remedy="pass a folder on persistent storage")
+        raise ValueError("a fine-tuning without a folder for checkpoints")
     try:
         request.checkpoints.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=request.checkpoints).close()

@@ -17,7 +17,6 @@ from bench.data import trial_inputs
 from bench.data.inputs import InputError
 from bench.data.model_folder import read_config
 from bench.data.tokenizer import load_trial_tokenizer
-from bench.harness.record import peak_rss_bytes
 from bench.harness.termination import WorkerGone
 from bench.records import Trial, schema
 from bench.records.atomic_files import sha256_of
@@ -26,7 +25,7 @@ from bench.workloads.finetune import resume, training_set
 from bench.workloads.finetune.checkpoint import ADAPTER
 from bench.workloads.finetune.finetune import EXAMPLES_FOLDER, SPEC_FILE, RankSpec
 from bench.workloads.ranks.launcher import STOP_FILE
-from bench.workloads.ranks.process import RankGroup, RankProcess, main, peak_vram_bytes
+from bench.workloads.ranks.process import RankGroup, RankProcess, main
 from bench.workloads.ranks.watch import TRIAL_FILE
 
 SPEC_POLL_SEC = 0.1
@@ -144,12 +143,10 @@ class FinetuneRank(RankProcess):
         return resume_point
 
     def _finish(self, trainer: Any, stop: str) -> None:
-        rows = self.group.gather_objects((peak_vram_bytes(), peak_rss_bytes()))
+        self.report_peaks(self.group)
         percent = trainer.communication_percent()
         if self.rank == 0:
-            vram = [row[0] for row in rows if row[0] is not None]
             self.report(
-                peaks={"vram_bytes": max(vram) if vram else None, "rss_bytes": max(row[1] for row in rows)},
                 communication_measured_percent=percent,
                 fingerprint={"step_captured": trainer.step.capture_status},
                 checkpoint_step=trainer.checkpoint_manager.written_step,

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from bench.data.inputs import InputError
@@ -17,20 +16,15 @@ from bench.harness.record import Record
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.machine import nvml
 from bench.records import Trial
-from bench.workloads.ranks.multi_node import (
-    JOIN_TIMEOUT_SEC,
-    LeaderGone,
-    LeaderLink,
-    NodeHub,
-    NodeList,
-    input_error_code,
-)
+from bench.workloads.ranks.multi_node import JOIN_TIMEOUT_SEC, LeaderGone, LeaderLink, NodeHub, NodeList
 from bench.workloads.ranks.watch import RankFailed, RankLimits, RankOutOfMemory, Ranks
 
 SILENCE_VARIABLE = "QLORA_FLEET_SILENCE_SEC"
 SILENCE_SEC = 45.0  # a dead or hung rank then ends the trial within 60 s
 STEP_MARGIN_SEC = 5.0  # report a silent rank before a hung step, because that report names the rank
-MIN_TOKENS_PER_SEC = 364.0  # half the rate of an A10: a slower step counts as hung
+# A slower step, or row of a fine-tuning, counts as hung: half the rate of an A10, and a quarter of the rate of a shared
+# core with 135 million weights.
+MIN_TOKENS_PER_SEC = {"gpu": 364.0, "tiny": 1.0}
 POLL_SEC = 0.1
 STOP_FILE = "stop"
 
@@ -45,26 +39,16 @@ class RankLauncher:
     """
 
     def __init__(
-        self,
-        trial: Trial,
-        stops: StopSignals,
-        nodes: NodeList | None,
-        *,
-        module: str,
-        limits: RankLimits,
-        grace_sec: float = 0.0,
+        self, trial: Trial, stops: StopSignals, nodes: NodeList | None, *, module: str, grace_sec: float = 0.0
     ) -> None:
         self._trial, self._stops, self._nodes = trial, stops, nodes
-        self._module, self._limits, self._grace_sec = module, limits, grace_sec
+        self._module, self._limits, self._grace_sec = module, make_limits(trial), grace_sec
         self.backend = ""
-
-    def check(self) -> None:
-        """Choose the backend. Raises InputError for too few GPUs."""
-        self.backend = choose_backend(self._trial, len(nvml.visible_gpus()), self._nodes)
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Ranks]:
-        """Start this machine's ranks, after `check`. They are ended with the context."""
+        """Start this machine's ranks. They are ended with the context. Raises InputError for too few GPUs."""
+        self.backend = choose_backend(self._trial, len(nvml.visible_gpus()), self._nodes)
         with contextlib.ExitStack() as stack:
             with self._stops.deferred():  # a stop while the ranks are being started would leave them running
                 trial, module = self._trial, self._module
@@ -87,35 +71,28 @@ class RankLauncher:
         nodes, world_size = self._nodes, self._trial.world_size
         with contextlib.nullcontext() if nodes is None else NodeHub(nodes, world_size, ranks.folder) as hub:
             try:
-                self._await_end(record, ranks, hub, on_line, has_stopped)
+                code = self.follow_ranks(ranks, hub, on_line)
+                self._stops.check()
+                if hub is not None and code == 0:
+                    hub.wait_for_nodes(self._limits.silence_sec)
+                if code != 0 and not has_stopped():
+                    self._stops.close()  # the outcome is known: ignore a SIGTERM that follows from it
+                    if hub is not None:
+                        hub.wait_for_nodes()
+                        ranks.check_progress()
+                    raise ranks.failure([] if hub is None else hub.failures)
             except Stopped as stopped:
-                if self._end_step(stopped, ranks.folder, ranks.poll):
+                if self._end_step(stopped, ranks, ranks.poll):
                     ranks.dispatch_lines(on_line)
                 raise
-
-    def _await_end(
-        self, record: Record, ranks: Ranks, hub: NodeHub | None, on_line: OnLine, has_stopped: Callable[[], bool]
-    ) -> None:
-        """Process the ranks' lines until they have ended. Raises what ended them."""
-        try:
-            code = self.follow_ranks(ranks, hub, on_line)
-            self._stops.check()
-            if hub is not None and code == 0:
-                hub.wait_for_nodes(self._limits.silence_sec)
-            if code != 0 and not has_stopped():
-                self._stops.close()  # the outcome is known: ignore a SIGTERM that follows from it
-                if hub is not None:
-                    hub.wait_for_nodes()
-                    ranks.check_progress()
-                raise ranks.failure()
-        except (RankFailed, WorkerGone, RankOutOfMemory) as error:
-            ranks.dispatch_lines(on_line)
-            log_failure(record, ranks, error)
-            raise
+            except (RankFailed, WorkerGone, RankOutOfMemory) as error:
+                ranks.dispatch_lines(on_line)
+                log_failure(record, ranks, error)
+                raise
 
     def follow_ranks(self, ranks: Ranks, hub: NodeHub | None, on_line: OnLine) -> int | None:
         """Dispatch rank 0's lines until the ranks end or another machine reports a failure; return what `poll` does."""
-        while (code := ranks.poll()) is None and not (hub is not None and hub.has_failure):
+        while (code := ranks.poll()) is None and not (hub is not None and hub.failures):
             with self._stops.deferred():  # an interrupted line would be half processed and not dispatched again
                 ranks.dispatch_lines(on_line)
             ranks.check_progress()
@@ -124,11 +101,11 @@ class RankLauncher:
             ranks.dispatch_lines(on_line)
         return code
 
-    def _end_step(self, stopped: Stopped, folder: Path, poll: Callable[[], int | None]) -> bool:
+    def _end_step(self, stopped: Stopped, ranks: Ranks, poll: Callable[[], int | None]) -> bool:
         """Let the ranks end their current step; return False if they may not, such as on a faulty GPU."""
         if not self._grace_sec or stopped.code.is_worker_faulty:
             return False
-        (folder / STOP_FILE).touch()
+        (ranks.folder / STOP_FILE).touch()
         deadline = time.monotonic() + self._grace_sec
         while poll() is None and time.monotonic() < deadline:
             time.sleep(POLL_SEC)
@@ -138,35 +115,37 @@ class RankLauncher:
         """Run this machine's share of the ranks; return the exit code. Only the first machine measures and writes.
 
         `check_inputs` is called before this machine waits for the first one; `prepare` gets its result after that, and
-        returns the ranks' files. Raises InputError and Stopped.
+        returns the ranks' files. Raises InputError and Stopped, once the first machine knows why no ranks run here:
+        otherwise this machine would count as lost.
         """
         nodes = self._nodes
+        refusal: InputError | Stopped | None = None
         if nodes is None:
             raise ValueError("a single machine follows no other")
         mine = nodes.local_ranks(self._trial.world_size)
         try:
             inputs = check_inputs()
-            self.check()
         except (InputError, Stopped) as error:
-            timeout_sec = JOIN_TIMEOUT_SEC if isinstance(error, InputError) else 0.0
-            with (
-                contextlib.suppress(LeaderGone, Stopped),
-                LeaderLink(nodes, self._limits.silence_sec, join_timeout_sec=timeout_sec) as link,
-            ):
-                _send_refusal(link, mine, error)
-            raise
+            refusal = error
+        timeout_sec = 0.0 if isinstance(refusal, Stopped) else JOIN_TIMEOUT_SEC
         try:
-            with LeaderLink(nodes, self._limits.silence_sec) as link:
+            with (
+                LeaderLink(nodes, self._limits.silence_sec, join_timeout_sec=timeout_sec) as link,
+                contextlib.ExitStack() as stack,
+            ):
                 self._nodes = replace(nodes, address=link.address)
                 try:
-                    files = prepare(inputs)
+                    if refusal is not None:
+                        raise refusal
+                    ranks = stack.enter_context(self.started())
+                    ranks.write_files(prepare(inputs))
                 except (InputError, Stopped) as error:
-                    _send_refusal(link, mine, error)
+                    link.send_end(_last_message(mine, error))
                     raise
-                with self.started() as ranks:
-                    ranks.write_files(files)
-                    return self._follow_leader(ranks, link, mine)
+                return self._follow_leader(ranks, link, mine)
         except LeaderGone as gone:
+            if refusal is not None:
+                raise refusal from gone
             print(f"{gone}; ranks {mine[0]} to {mine[-1]} were ended", file=sys.stderr)
             return 1
 
@@ -185,29 +164,22 @@ class RankLauncher:
                 self._stops.check()
                 time.sleep(POLL_SEC)
         except Stopped as stopped:
-            self._end_step(stopped, ranks.folder, poll)
+            self._end_step(stopped, ranks, poll)
+            message = _last_message(mine, stopped)
             # Sent before these ranks are killed: otherwise the first machine would report a failure.
-            _send_stop(link, mine, stopped, has_ended_step=poll() == 0)
+            link.send_end({} if poll() == 0 and "stopped" in message else message)
             raise
         poll()
-        link.send_end({"ranks": [], **ranks.local_failures()} if code else {})
+        link.send_end(ranks.local_failures())
         return 0 if code == 0 else 1
 
 
-def _send_refusal(link: LeaderLink, ranks: range, error: InputError | Stopped) -> None:
-    """Tell the first machine why this one starts no ranks: otherwise it would count as lost."""
-    if isinstance(error, InputError):
-        link.report_error(ranks[0], input_error_code(error), str(error))
-    else:
-        _send_stop(link, ranks, error)
-
-
-def _send_stop(link: LeaderLink, ranks: range, stopped: Stopped, *, has_ended_step: bool = False) -> None:
-    """Tell the first machine why this one's ranks end."""
-    if stopped.code.is_worker_faulty:
-        link.report_error(ranks[0], stopped.code, str(stopped))
-    else:
-        link.send_end({} if has_ended_step else {"stopped": list(ranks)})
+def _last_message(ranks: range, error: InputError | Stopped) -> dict[str, list[Any]]:
+    """Return the failures of ranks that end because of `error`."""
+    code = error.code if isinstance(error, Stopped) else error.reason_code
+    if not (code.is_worker_faulty or code.is_rejected):
+        return {"stopped": list(ranks)}
+    return {"errors": [{"rank": ranks[0], "reason_code": code, "reason": str(error), "at": time.monotonic()}]}
 
 
 def log_failure(record: Record, ranks: Ranks, error: Exception) -> None:
@@ -242,5 +214,5 @@ def make_limits(trial: Trial) -> RankLimits:
         silence = -1.0
     if not 1.0 <= silence <= 3600.0:
         raise InputError(f"{SILENCE_VARIABLE}: expected 1 to 3600 seconds, found {text!r}")
-    slowest_sec = trial.tokens_per_step / MIN_TOKENS_PER_SEC
+    slowest_sec = trial.tokens_per_step / MIN_TOKENS_PER_SEC[trial.profile]
     return RankLimits(silence_sec=silence, step_sec=max(silence + STEP_MARGIN_SEC, slowest_sec))

@@ -1,10 +1,11 @@
 """Ranks of one trial on several machines: their addresses, and the link that reports other machines' ranks.
 
 The ranks communicate directly. To detect a rank that dies on another machine, each other machine's parent process holds
-one TCP connection to the first machine's parent and sends the small files that its ranks write (heartbeats, errors,
-last lines). The first machine stores them next to its own ranks' files, so that `Ranks.check_progress` and `.failure`
-treat all ranks alike. When the first machine's parent ends or goes silent, the others end their ranks; a machine whose
-connection breaks without a last message counts as lost.
+one TCP connection to the first machine's parent and sends the small files that its ranks write (heartbeats, last
+lines). The first machine stores them next to its own ranks' files, so that `Ranks.check_progress` treats all ranks
+alike. A last message has the failures of its ranks, as `Ranks.local_failures` returns them. When the first machine's
+parent ends or goes silent, the others end their ranks; a machine whose connection breaks without a last message counts
+as lost.
 
 Not covered: a machine that joins late or leaves early; encryption (the ranks' own traffic is not encrypted either).
 """
@@ -24,15 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.data.inputs import InputError, InputRejected
+from bench.data.inputs import InputError
 from bench.records import schema
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
-from bench.records.status import ReasonCode
 
 JOIN_TIMEOUT_SEC = 180.0  # machines are started in sequence, and the first one may still be reading its model
 HEARTBEAT_SEC = 1.0
-LAST_MESSAGE_TIMEOUT_SEC = 5.0  # enough for every machine to notice a lost rank: gloo and NCCL fail immediately
-_ACCEPTED_FILES = re.compile(r"(rank|error)-\d{1,4}\.json|rank-\d{1,4}\.log")
+# Enough for every machine to notice a lost rank, as gloo and NCCL fail immediately, and to let its others report.
+LAST_MESSAGE_TIMEOUT_SEC = 8.0
+_ACCEPTED_FILES = re.compile(r"rank-\d{1,4}\.(json|log)")
 _MAX_LINE_BYTES = 1 << 16
 
 
@@ -79,10 +80,14 @@ class NodeList:
 
 
 class NodeHub(contextlib.AbstractContextManager["NodeHub"]):
-    """The first machine's side of the links: writes the files that other machines send into `folder`."""
+    """The first machine's side of the links: writes the files that other machines send into `folder`.
+
+    `failures` are the last messages of the machines that have failed or are lost.
+    """
 
     def __init__(self, nodes: NodeList, world_size: int, folder: Path) -> None:
         self._nodes, self._world_size, self._folder = nodes, world_size, folder
+        self.failures: list[dict[str, list[Any]]] = []
         self._links: dict[int, socket.socket] = {}
         self._accepted: list[socket.socket] = []
         self._ended: set[int] = set()
@@ -102,11 +107,6 @@ class NodeHub(contextlib.AbstractContextManager["NodeHub"]):
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
             link.close()
-
-    @property
-    def has_failure(self) -> bool:
-        """True if another machine has reported a failure or is lost."""
-        return any(self._folder.glob("failures-*.json"))
 
     def wait_for_nodes(self, timeout_sec: float = LAST_MESSAGE_TIMEOUT_SEC) -> None:
         """Wait until every machine has sent its last message: a machine that ends earlier looks dead to the others."""
@@ -147,22 +147,18 @@ class NodeHub(contextlib.AbstractContextManager["NodeHub"]):
         if machine and not self._closing:
             self._record_end(machine, {"gone": list(self._nodes.local_ranks(self._world_size, machine))})
 
-    def _record_end(self, machine: int, failures: dict[str, Any]) -> None:
+    def _record_end(self, machine: int, failures: dict[str, list[Any]]) -> None:
         if failures:
-            self._write(self._folder / f"failures-{machine}.json", failures)
+            for error in failures.get("errors", []):
+                error["at"] += time.monotonic()  # monotonic clocks of two machines differ, so the age is sent
+            self.failures.append(failures)
         self._ended.add(machine)
 
     def _store(self, name: str, content: Any) -> None:
-        if not _ACCEPTED_FILES.fullmatch(name):
-            return
-        if name.startswith("error-"):  # monotonic clocks of two machines differ, so an age is sent
-            content = {**content, "at": time.monotonic() - content.pop("age_sec")}
-        self._write(self._folder / name, content)
-
-    def _write(self, path: Path, content: Any) -> None:
-        part = path.with_name(f".{path.name}.part")
-        part.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
-        os.replace(part, path)
+        if _ACCEPTED_FILES.fullmatch(name):
+            part = self._folder / f".{name}.part"
+            part.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+            os.replace(part, self._folder / name)
 
 
 def dismiss_nodes(nodes: NodeList, world_size: int) -> None:
@@ -209,22 +205,16 @@ class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
         """Send the changed files of these ranks, and their last lines."""
         for rank in ranks:
             self._send_file(f"rank-{rank}.json", read_object(folder / f"rank-{rank}.json"))
-            error = read_object(folder / f"error-{rank}.json")
-            if error and f"error-{rank}.json" not in self._sent:
-                self._send_file(f"error-{rank}.json", {**error, "age_sec": time.monotonic() - error.pop("at")})
             self._send_file(f"rank-{rank}.log", "\n".join(logs[rank]))
 
-    def report_error(self, rank: int, code: ReasonCode, reason: str) -> None:
-        """Report that this machine cannot participate: its input is not usable, or its GPU has a fault."""
-        self._send_file(f"error-{rank}.json", {"rank": rank, "reason_code": code, "reason": reason, "age_sec": 0.0})
-        self.send_end({"ranks": []})
-
-    def send_end(self, failures: dict[str, Any]) -> None:
+    def send_end(self, failures: dict[str, list[Any]]) -> None:
         """Send the last message; `failures` is empty on success.
 
         After failures, wait until the first machine has ended: the Job may stop all other pods when this one ends, the
         first one included, which still writes the result.
         """
+        for error in failures.get("errors", []):
+            error["at"] -= time.monotonic()
         self._send({"ended": failures})
         with contextlib.suppress(LeaderGone):
             deadline = time.monotonic() + self._silence_sec
@@ -259,11 +249,6 @@ class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
                 time.sleep(0.3)
             else:
                 return link
-
-
-def input_error_code(error: InputError) -> ReasonCode:
-    """Return the cause of a rank's input error."""
-    return ReasonCode.INPUT_REJECTED if isinstance(error, InputRejected) else ReasonCode.BAD_INPUT
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from bench.qlora.step import Placement, choose_placement
 from bench.records import Trial
 from bench.records.status import Outcome
 from bench.workloads.ranks import watch
-from bench.workloads.ranks.multi_node import input_error_code
 
 HEARTBEAT_SEC = 1.0
 COLLECTIVE_MARGIN_SEC = 10.0  # collectives time out this much later than the parent, which names the hung rank
@@ -202,6 +201,11 @@ class RankProcess:
         for flag in step.flags:
             self.report(flag=flag)
 
+    def report_peaks(self, group: RankGroup) -> None:
+        """Report the highest peaks of memory of all ranks."""
+        vram, rss = zip(*group.gather_objects((peak_vram_bytes() or 0, peak_rss_bytes())), strict=True)
+        self.report(peaks={"vram_bytes": max(vram) or None, "rss_bytes": max(rss)})
+
 
 def check_gpus(names: Sequence[str | None]) -> None:
     """Raise InputError if the ranks' GPUs differ: the slowest sets the speed, and bits depend on the kind."""
@@ -229,7 +233,7 @@ def main(argv: list[str], rank_class: Callable[[Path, str, float, float], Any]) 
         rank_class(folder, backend, silence_sec, step_sec).run()
     except Exception as error:  # noqa: BLE001 - the parent reports it with this rank's number
         if isinstance(error, InputError):
-            outcome = Outcome.of(input_error_code(error), str(error))
+            outcome = Outcome.of(error.reason_code, str(error))
         else:
             outcome = termination.classify_error(error)
         cause = {"reason_code": outcome.reason_code, "reason": outcome.reason, "remedy": outcome.remedy}

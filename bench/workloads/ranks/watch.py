@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -200,29 +200,29 @@ class Ranks(contextlib.AbstractContextManager["Ranks"]):
                 raise WorkerGone(self._stuck_message(), ReasonCode.CONNECTION_LOST)
             raise RankKilled(self._stuck_message())
 
-    def failure(self) -> BaseException:
+    def failure(self, others: Sequence[Mapping[str, list[Any]]] = ()) -> BaseException:
         """Return the error that ended the ranks: the first rank failed by a signal, its own report or its exit code.
 
-        A lost connection counts only if no rank has another error, because it follows from the end of any other rank.
+        `others` are the failures of other machines. A lost connection counts only if no rank has another error, because
+        it follows from the end of any other rank.
         """
-        failures = self.local_failures()
-        for path in self.folder.glob("failures-*.json"):
-            for name, more in read_object(path).items():
-                failures.setdefault(name, []).extend(more)
-        paths = [self.folder / f"error-{rank}.json" for rank in range(len(self._samples))]
-        errors = sorted(filter(None, map(read_object, paths)), key=lambda error: float(error["at"]))
+        failures: dict[str, list[Any]] = {"ranks": [], "errors": [], "stopped": [], "gone": []}
+        for machine in (self.local_failures(), *others):
+            for name, more in machine.items():
+                failures[name] += more
+        errors = sorted(failures["errors"], key=lambda error: float(error["at"]))
         faults = [error for error in errors if ReasonCode(error["reason_code"]).is_worker_faulty]
         # Whatever else happened follows from a faulty GPU.
         return self._error_of(faults[0]) if faults else self._first_failure(failures, errors)
 
-    def _first_failure(self, failures: Mapping[str, Any], errors: list[dict[str, Any]]) -> BaseException:
-        for rank in failures.get("stopped", []):
+    def _first_failure(self, failures: Mapping[str, list[Any]], errors: list[dict[str, Any]]) -> BaseException:
+        for rank in failures["stopped"]:
             reason = f"one of its workers was told to stop, and rank {rank} had no time to end its step"
             return Stopped(ReasonCode.WORKER_STOPPED, reason)
-        for rank, code in failures.get("ranks", []):
+        for rank, code in failures["ranks"]:
             if code < 0:
                 return RankKilled(f"rank {rank} was killed by {signal.Signals(-code).name} {self._where(rank)}")
-        for rank in failures.get("gone", []):
+        for rank in failures["gone"]:
             return WorkerGone(f"rank {rank} is gone with its machine {self._where(rank)}")
         for error in errors:
             if ReasonCode(error["reason_code"]).status is not TrialStatus.LOST:
@@ -234,7 +234,7 @@ class Ranks(contextlib.AbstractContextManager["Ranks"]):
                 f"{self.folder.parent}: {error.strerror}", ReasonCode.NOT_WRITTEN, "free some space there"
             )
         disconnected = {int(error["rank"]) for error in errors}
-        for rank, code in failures.get("ranks", []):
+        for rank, code in failures["ranks"]:
             if rank not in disconnected:
                 return RankFailed(f"rank {rank} ended with code {code} {self._where(rank)}")
         return self._error_of(errors[0])
@@ -251,10 +251,11 @@ class Ranks(contextlib.AbstractContextManager["Ranks"]):
             return WorkerGone(message, code)
         return RankFailed(message, code, report.get("remedy"))
 
-    def local_failures(self) -> dict[str, Any]:
-        """Return the exit codes of the failed ranks of this machine; empty if none failed."""
+    def local_failures(self) -> dict[str, list[Any]]:
+        """Return this machine's failed ranks with their exit codes, and its ranks' errors; empty without any."""
         failed = [(rank, code) for rank, process in self._processes.items() if (code := process.poll())]
-        return {"ranks": failed} if failed else {}
+        errors = [error for rank in self._processes if (error := read_object(self.folder / f"error-{rank}.json"))]
+        return {"ranks": failed, "errors": errors} if failed or errors else {}
 
     def last_lines(self, rank: int) -> list[str]:
         """Return the last lines of a rank's output."""

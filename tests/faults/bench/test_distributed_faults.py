@@ -47,14 +47,13 @@ def test_two_ranks_train_one_model_and_report_their_rates(start_ranks, tmp_path)
     assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
     assert result.metrics is not None
     assert result.steps.samples == [4] * 4  # per device
-    measurements = {(m.name, m.context.get("rank"), m.context.get("size_bytes")): m for m in result.measurements}
-    values = {name: m.value for (name, _, _), m in measurements.items()}
+    measurements = {(m.name, m.context.get("rank")): m for m in result.measurements}
+    values = {name: m.value for (name, _), m in measurements.items()}
     assert values["global_samples_per_sec"] == pytest.approx(2 * result.metrics.samples_per_sec)
     assert values["global_tokens_per_sec"] == pytest.approx(2 * result.metrics.tokens_per_sec)
-    assert {("step_time_sec", 0, None), ("step_time_sec", 1, None)} <= set(measurements)
-    assert ("all_reduce_gb_per_sec", None, result.fingerprint["gradient_bytes"]) in measurements
+    assert {("step_time_sec", 0), ("step_time_sec", 1)} <= set(measurements)
     assert len(result.fingerprint["lora_weights_sha256"]) == 64
-    assert result.metrics.peak_rss_bytes == max(result.fingerprint["rank_peak_rss_bytes"]) > 200 << 20
+    assert result.metrics.peak_rss_bytes > 200 << 20, "the parent, which computes nothing, has 50 MB"
     assert leftover_folders(tmp_path) == []
 
 

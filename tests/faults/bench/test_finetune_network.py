@@ -33,11 +33,11 @@ SILENCE_SEC, SHORT_CUT_SEC = 8, 3.0  # a step may take 5 s longer than a rank ma
 # connected and their training is held.
 ENTER = """
 import ctypes, os
-from bench.workloads.finetune import finetune
+from bench.workloads.ranks import launcher
 
 network = os.open({path!r}, os.O_RDONLY)
 assert ctypes.CDLL(None, use_errno=True).setns(network, 0x40000000) == 0, os.strerror(ctypes.get_errno())
-finetune.MIN_TOKENS_PER_SEC["tiny"] = 1000.0
+launcher.MIN_TOKENS_PER_SEC["tiny"] = 1000.0
 """
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

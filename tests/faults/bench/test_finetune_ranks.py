@@ -5,7 +5,6 @@ machines, whose parents work as in a distributed trial (test_distributed_nodes.p
 """
 
 import dataclasses
-import json
 import os
 import re
 import signal
@@ -52,11 +51,6 @@ class Training(Attempts):
         output, _ = process.communicate(timeout=WAIT_SEC)
         assert process.returncode == 0, output
         return TrainingRecord.read(self.out / "training.json")
-
-
-def written_losses(folder: Path) -> list[float]:
-    lines = map(json.loads, (folder / "steps.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if "loss" in line]
 
 
 def check_same(record: TrainingRecord, undisturbed: TrainingRecord) -> None:
@@ -122,13 +116,10 @@ def test_two_ranks_killed_stopped_and_resumed_end_with_the_undisturbed_adapter(t
     descendants = descendant_pids(process.pid)
     process.kill()
     process.communicate()
-    early_losses = written_losses(training.out)
     wait_for(lambda: not alive(descendants), "the ranks' end", WAIT_SEC)
 
     record = training.finish()
     check_same(record, undisturbed)
-    assert written_losses(training.out) == record.steps.loss
-    assert early_losses == record.steps.loss[: len(early_losses)] != []
     assert [restart.attempt for restart in record.restarts] == [2, 3, 4]
     assert [restart.from_step for restart in record.restarts] == [2, stopped.steps_done, stopped.steps_done + 1]
     killed = record.restarts.pop(1)  # perhaps before it knew of its step

@@ -1,11 +1,11 @@
-"""The log, progress.json and steps.jsonl never disturb a measurement."""
+"""The log and progress.json never disturb a measurement."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from bench.harness.record import TAIL_LINES, Log, ProgressFile, StepsFile
+from bench.harness.record import TAIL_LINES, Log, ProgressFile
 from bench.records import schema
 from bench.records.run import Progress
 from tests.support.faults import full_disk
@@ -59,19 +59,9 @@ def test_progress_is_written_at_most_four_times_a_second_and_a_new_phase_at_once
 
 def test_a_file_that_cannot_be_written_is_reported_once(tmp_path: Path, capsys):
     log = Log(lambda: 0.0)
-    progress_file, steps_file = ProgressFile(tmp_path / "gone", log), StepsFile(tmp_path / "gone", log)
+    file = ProgressFile(tmp_path / "gone", log)
     for number, phase in enumerate(("warmup", "measure"), 1):
-        progress_file(progress(phase, number))
-        steps_file({"step": number})
-    lines = capsys.readouterr().out.splitlines()
-    for name in ("progress.json", "steps.jsonl"):
-        (line,) = (line for line in lines if f"{name}: " in line)
-        assert "No such file or directory" in line
-
-
-def test_steps_are_appended_line_by_line_to_a_new_file(tmp_path: Path):
-    (tmp_path / "steps.jsonl").write_text("a line of another training\n")
-    file = StepsFile(tmp_path, Log(lambda: 0.0))
-    file({"step": 1}, {"step": 2})
-    file({"step": 3})
-    assert (tmp_path / "steps.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3}\n'
+        file(progress(phase, number))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "progress.json: " in line
+    assert "No such file or directory" in line

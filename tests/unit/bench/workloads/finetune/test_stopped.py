@@ -19,7 +19,7 @@ from bench.records.training import DerivedSettings
 from bench.workloads.finetune import finetune
 from bench.workloads.finetune.training_set import FirstAttempt
 from bench.workloads.ranks.launcher import RankLauncher
-from bench.workloads.ranks.watch import RankKilled, RankLimits, RankOutOfMemory, Ranks, RankSample
+from bench.workloads.ranks.watch import RankKilled, RankOutOfMemory, Ranks, RankSample
 from tests.support import tiny_training
 from tests.support.faults import full_disk
 
@@ -85,7 +85,7 @@ def test_ranks_that_are_killed_count_as_killed_and_not_as_failed(tmp_path):
     ranks._samples = [RankSample(heartbeat=position, last_heartbeat=0.0, last_progress=0.0) for _ in range(2)]
     assert isinstance(ranks.failure(), RankKilled)
     assert re.fullmatch("rank 0 .* SIGKILL in train step 7", str(ranks.failure()))
-    assert ranks.local_failures() == {"ranks": [(0, -signal.SIGKILL), (1, -signal.SIGKILL)]}
+    assert ranks.local_failures() == {"ranks": [(0, -signal.SIGKILL), (1, -signal.SIGKILL)], "errors": []}
 
 
 def test_ranks_on_a_full_disk_are_lost_and_the_disk_is_named(tmp_path, monkeypatch):
@@ -106,11 +106,10 @@ def test_the_first_machine_reports_a_stopped_rank_as_preempted(tmp_path):
     reason = "rank 1 had no time to end its step"
     ranks = SimpleNamespace(
         folder=tmp_path, poll=lambda: 1, check_progress=lambda: None, last_lines=lambda _: [],
-        dispatch_lines=lambda _: None, failure=lambda: Stopped(ReasonCode.WORKER_STOPPED, reason),
+        dispatch_lines=lambda _: None, failure=lambda _: Stopped(ReasonCode.WORKER_STOPPED, reason),
     )  # fmt: skip
-    record = SimpleNamespace(log=lambda _: None, trial=SimpleNamespace(world_size=2))
-    limits = RankLimits(silence_sec=1.0, step_sec=1.0)
-    stoppable = RankLauncher(record.trial, StopSignals(), None, module="ranks", limits=limits, grace_sec=0.01)
+    record = SimpleNamespace(log=lambda _: None, trial=tiny_training.plan(tmp_path, tmp_path, world_size=2))
+    stoppable = RankLauncher(record.trial, StopSignals(), None, module="ranks", grace_sec=0.01)
     with pytest.raises(Stopped) as stopped:
         stoppable.lead(ranks, record, lambda _: None)
     assert stopped.value.outcome == Outcome.of(ReasonCode.WORKER_STOPPED, reason)

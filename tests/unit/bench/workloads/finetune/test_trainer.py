@@ -6,7 +6,7 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.harness.termination import NonFiniteLoss
-from bench.workloads.finetune import checkpoint, evaluate, finetune, resume, training_set
+from bench.workloads.finetune import checkpoint, evaluate, resume, training_set
 from bench.workloads.finetune.trainer import NoTrainableTokens
 from tests.support import tiny_training
 from tests.support.faults import full_disk
@@ -125,8 +125,3 @@ def test_a_broken_line_is_rejected_with_file_and_line(tiny_inputs, tmp_path):
     broken.write_text(data.read_text() + '{"messages": [')
     with pytest.raises(InputError, match=r"broken\.jsonl: line 61: "):
         training_set.check_inputs(tiny_training.plan(folder, broken))
-
-
-def test_a_row_of_the_tiny_profile_may_take_minutes_before_its_ranks_count_as_hung(tiny_inputs):
-    trial = tiny_training.plan(*tiny_inputs, max_seq_len=128, micro_batch_size=4)
-    assert finetune.make_row_limits(trial).step_sec == 512

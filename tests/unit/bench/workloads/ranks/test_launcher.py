@@ -31,8 +31,7 @@ def last_messages(monkeypatch) -> list[Any]:
     link = SimpleNamespace(
         check=gone,
         send_changes=lambda *_: None,
-        send_end=messages.append,
-        report_error=lambda *error: messages.append(error),
+        send_end=lambda failures: messages.append({name: said(name, each) for name, each in failures.items()}),
         address="127.0.0.1",
     )
     monkeypatch.setattr(launcher, "LeaderLink", lambda *_, **__: contextlib.nullcontext(link))
@@ -40,12 +39,17 @@ def last_messages(monkeypatch) -> list[Any]:
     return messages
 
 
+def said(name: str, failures: list[Any]) -> list[Any]:
+    """Return failures without the times of errors."""
+    return [(each["rank"], each["reason_code"], each["reason"]) for each in failures] if name == "errors" else failures
+
+
 NODES = NodeList(count=2, rank=1, address="127.0.0.1", port=21000, token="word")
+GPU_FAULT = {"errors": [(1, ReasonCode.GPU_FAULT, "why")]}
 
 
-def make_launcher(trial: Trial | None, stops: Any, nodes: Any = None, grace_sec: float = 0.0) -> RankLauncher:
-    limits = SimpleNamespace(silence_sec=1.0)
-    return RankLauncher(trial, stops, nodes, module="ranks", limits=limits, grace_sec=grace_sec)
+def make_launcher(trial: Trial, stops: Any, nodes: Any = None, grace_sec: float = 0.0) -> RankLauncher:
+    return RankLauncher(trial, stops, nodes, module="ranks", grace_sec=grace_sec)
 
 
 def run_local_ranks(trial: Trial, check_inputs: Callable[[], Any]) -> int:
@@ -53,7 +57,7 @@ def run_local_ranks(trial: Trial, check_inputs: Callable[[], Any]) -> int:
     return make_launcher(trial, stops, NODES).follow(check_inputs)
 
 
-@pytest.mark.parametrize(("code", "message"), [(0, {}), (1, {"ranks": [], "rank": 1})])
+@pytest.mark.parametrize(("code", "message"), [(0, {}), (1, {"ranks": [(1, -9)]})])
 def test_the_ranks_result_is_reported_although_the_first_machine_has_ended(
     monkeypatch, make_trial, tmp_path, last_messages, code, message
 ):
@@ -62,8 +66,7 @@ def test_the_ranks_result_is_reported_although_the_first_machine_has_ended(
         poll=lambda: code,
         last_lines=lambda _: [],
         write_files=lambda _: None,
-        local_failures=lambda: {"rank": 1},
-        has_faulty_gpu=lambda _: False,
+        local_failures=lambda: message,
     )
     monkeypatch.setattr(launcher, "Ranks", lambda *_, **__: contextlib.nullcontext(ranks))
     trial = make_trial(kind="distributed", world_size=2)
@@ -72,7 +75,7 @@ def test_the_ranks_result_is_reported_although_the_first_machine_has_ended(
 
 @pytest.mark.parametrize(
     ("code", "message"),
-    [(ReasonCode.WORKER_STOPPED, {"stopped": [1]}), (ReasonCode.GPU_FAULT, (1, ReasonCode.GPU_FAULT, "why"))],
+    [(ReasonCode.WORKER_STOPPED, {"stopped": [1]}), (ReasonCode.GPU_FAULT, GPU_FAULT)],
 )
 def test_a_machine_that_is_stopped_while_it_reads_its_inputs_says_why_and_is_not_lost(
     make_trial, last_messages, code, message
@@ -88,7 +91,7 @@ def test_a_machine_that_is_stopped_while_it_reads_its_inputs_says_why_and_is_not
         (None, ReasonCode.WORKER_STOPPED, {"stopped": [1]}),
         (1, ReasonCode.WORKER_STOPPED, {"stopped": [1]}),
         (0, ReasonCode.WORKER_STOPPED, {}),
-        (0, ReasonCode.GPU_FAULT, (1, ReasonCode.GPU_FAULT, "why")),
+        (0, ReasonCode.GPU_FAULT, GPU_FAULT),
     ],
 )
 def test_a_machine_reports_whether_its_rank_ended_its_step(
@@ -110,8 +113,8 @@ def test_a_machine_reports_whether_its_rank_ended_its_step(
 
 
 @pytest.mark.usefixtures("restored_signals")
-def test_a_stop_waits_until_the_current_line_is_processed():
-    stops, processed, lines = StopSignals(), list[int](), iter(range(3))
+def test_a_stop_waits_until_the_current_line_is_processed(make_trial):
+    trial, stops, processed, lines = make_trial(), StopSignals(), list[int](), iter(range(3))
     stops.install()
 
     def on_line(line: int) -> None:
@@ -125,7 +128,7 @@ def test_a_stop_waits_until_the_current_line_is_processed():
 
     ranks = SimpleNamespace(poll=lambda: None, dispatch_lines=dispatch_lines, check_progress=lambda: None)
     with pytest.raises(Stopped, match="SIGTERM"):
-        make_launcher(None, stops).follow_ranks(ranks, None, on_line)
+        make_launcher(trial, stops).follow_ranks(ranks, None, on_line)
     assert processed == [0, 1, 2]
 
 

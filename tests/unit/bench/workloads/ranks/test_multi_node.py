@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -69,28 +70,27 @@ def test_heartbeats_errors_and_last_lines_are_stored_next_to_the_local_ones(hub,
     (remote / "rank-1.log").write_text("\U0001f600" * 9999 + "\nlast")
     ranks.folder = remote
     (remote / "rank-1.json").write_text('{"count": 3, "phase": "measure", "step": 2}')
-    (remote / "error-1.json").write_text(json.dumps({"rank": 1, "kind": "failed", "reason": "no", "at": 5.0}))
+    error = {"rank": 1, "reason_code": "error", "reason": "no", "at": time.monotonic()}
     with LeaderLink(node_list(1, port), 0.5) as link:
         link.send_changes(remote, range(1, 2), {1: ranks.last_lines(1)})
-        link.send_end({"ranks": [[1, -9]]})
-    wait_for(lambda: hub.has_failure)
+        link.send_end({"ranks": [[1, -9]], "errors": [error.copy()]})
+    wait_for(lambda: hub.failures)
     assert json.loads((tmp_path / "rank-1.json").read_text()) == {"count": 3, "phase": "measure", "step": 2}
     long_line, last = (tmp_path / "rank-1.log").read_text().split("\n")
     assert (len(long_line), last) == (500, "last")
-    assert json.loads((tmp_path / "failures-1.json").read_text()) == {"ranks": [[1, -9]]}
-    # The remote clock's 5 is converted to this machine's clock.
-    assert json.loads((tmp_path / "error-1.json").read_text())["at"] == pytest.approx(5.0, abs=20.0)
+    # The time of the other machine's clock is converted to this machine's clock.
+    assert hub.failures == [{"ranks": [[1, -9]], "errors": [{**error, "at": pytest.approx(error["at"], abs=20.0)}]}]
 
 
-def test_a_machine_that_disconnects_without_a_last_message_is_lost(hub, port, tmp_path):
+def test_a_machine_that_disconnects_without_a_last_message_is_lost(hub, port):
     with LeaderLink(node_list(1, port), WAIT_SEC) as link:
         link.send_end({})
     hub.wait_for_nodes()
-    assert not hub.has_failure
+    assert hub.failures == []
     with LeaderLink(node_list(1, port), WAIT_SEC):
         pass
-    wait_for(lambda: hub.has_failure)
-    assert json.loads((tmp_path / "failures-1.json").read_text()) == {"gone": [1]}
+    wait_for(lambda: hub.failures)
+    assert hub.failures == [{"gone": [1]}]
 
 
 def test_after_a_failure_a_machine_waits_until_the_first_one_has_ended(port, tmp_path):
@@ -98,14 +98,15 @@ def test_after_a_failure_a_machine_waits_until_the_first_one_has_ended(port, tmp
     with NodeHub(node_list(0, port), 2, tmp_path) as hub, LeaderLink(node_list(1, port), WAIT_SEC) as link:
         sender = threading.Thread(target=link.send_end, args=({"ranks": [[1, -9]]},))
         sender.start()
-        wait_for(lambda: hub.has_failure)
+        wait_for(lambda: hub.failures)
         assert sender.is_alive()
         hub.__exit__(None, None, None)
         sender.join(WAIT_SEC / 2)
         assert not sender.is_alive()
 
 
-def test_unknown_clients_and_names_outside_the_folder_are_ignored(hub, port, tmp_path):
+@pytest.mark.usefixtures("hub")
+def test_unknown_clients_and_names_outside_the_folder_are_ignored(port, tmp_path):
     for hello in (b"GET / HTTP/1.1\r\n\r\n", b"[" * 50_000 + b"\n", b"7\n"):
         with socket.create_connection(("127.0.0.1", port + 1), timeout=WAIT_SEC) as client:
             client.sendall(hello)
@@ -114,11 +115,11 @@ def test_unknown_clients_and_names_outside_the_folder_are_ignored(hub, port, tmp
         wait_for(link.check)
     with LeaderLink(node_list(1, port), WAIT_SEC) as link:
         link._send_file("../escaped.json", {"count": 1})
-        link._send_file("failures-1.json", {"count": 1})
+        link._send_file("trial.json", {"count": 1})
         link._send_file("rank-1.json", {"count": 1})
         wait_for(lambda: (tmp_path / "rank-1.json").exists())
         assert not (tmp_path.parent / "escaped.json").exists()
-        assert not hub.has_failure
+        assert not (tmp_path / "trial.json").exists()
         link.send_end({})
 
 
