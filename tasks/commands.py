@@ -75,10 +75,7 @@ bench = Command(
     section=Section.BENCHMARK,
     effect=Effect.CHANGES,
     is_daily=True,
-    examples=(
-        "inv bench --quick collect report  # 3 trials on every worker, then the page",
-        "inv bench --full --dry-run  # 13 trials, and how long they take",
-    ),
+    examples=("inv bench --quick collect report  # 3 trials on every worker, then the page",),
     options=BenchOptions,
     settings=INPUTS | SUITE,
 )
@@ -88,10 +85,6 @@ cancel = Command(
     "Stop the trials of an abandoned run on the workers.",
     section=Section.BENCHMARK,
     effect=Effect.CHANGES,
-    examples=(
-        "inv cancel --dry-run  # which trials of the newest run would be stopped",
-        "inv cancel --run=20261125-101500-quick  # an older run",
-    ),
     name=text(RUN, name="run", unset=NEWEST_RUN),
     dry_run=switch("print the trials that are still open, and stop none"),
 )
@@ -102,10 +95,6 @@ collect = Command(
     section=Section.BENCHMARK,
     effect=Effect.CHANGES,
     is_daily=True,
-    examples=(
-        "inv collect report  # the newest run, then its page",
-        "inv collect --dry-run  # what the newest run still lacks",
-    ),
     name=text(RUN, name="run", unset=NEWEST_RUN),
     dry_run=switch("print what is missing here, and fetch nothing"),
 )
@@ -115,10 +104,7 @@ monitor = Command(
     "Show the activity of every worker's GPU.",
     section=Section.BENCHMARK,
     effect=Effect.SHOWS,
-    examples=(
-        "inv monitor  # every worker's GPU, now",
-        "watch -n 5 inv monitor  # again every five seconds, until Ctrl-C",
-    ),
+    examples=("watch -n 5 inv monitor  # again every five seconds, until Ctrl-C",),
     name=text("run id of a training over pods: show its pods", name="run"),
 )
 # --- training
@@ -147,10 +133,7 @@ train = Command(
     section=Section.TRAIN,
     effect=Effect.CHANGES,
     is_daily=True,
-    examples=(
-        "inv train --epochs=3 --dry-run  # hours and dollars before anything runs",
-        "inv train --resume collect report  # go on after a crash, then the page",
-    ),
+    examples=("inv train --resume collect report  # go on after a crash, then the page",),
     options=TrainOptions,
     settings=INPUTS | RECIPE,
 )
@@ -161,10 +144,6 @@ check_data = Command(
     section=Section.TRAIN,
     effect=Effect.SHOWS,
     is_daily=True,
-    examples=(
-        "inv data.check chats.jsonl --epochs=3  # with the forecast of three epochs",
-        "inv data.check --json  # lengths, findings and what is dropped",
-    ),
     settings={
         **INPUTS,
         **RECIPE,
@@ -181,10 +160,6 @@ report = Command(
     section=Section.AFTER,
     effect=Effect.BOTH,
     is_daily=True,
-    examples=(
-        "inv report --run=20261125-090000-quick --against=20261124-090000-quick",
-        "inv report --format tensorboard",
-    ),
     run=text(RUN, unset=NEWEST_RUN),
     against=text("run id to compare with, in a figure", value="RUN"),
     allow=words(
@@ -201,10 +176,6 @@ runs = Command(
     section=Section.AFTER,
     effect=Effect.SHOWS,
     is_daily=True,
-    examples=(
-        "inv runs  # progress, size, whether collected, recommendation",
-        "inv runs --json",
-    ),
 )
 compare = Command(
     "compare",
@@ -212,10 +183,7 @@ compare = Command(
     "Show what became faster or slower between runs.",
     section=Section.AFTER,
     effect=Effect.SHOWS,
-    examples=(
-        "inv compare A,B C,D  # several runs on each side, which measure the day, too",
-        "inv compare OLD NEW --tolerance 3 --json  # for a CI job: 1 if slower",
-    ),
+    examples=("inv compare OLD NEW --tolerance 3 --json  # for a CI job: 1 if slower",),
     first=positional("run id of the reference, or several with commas", value="RUN"),
     second=positional("run id to compare with it, or several with commas", value="RUN"),
     allow=words(
@@ -239,10 +207,6 @@ doctor = Command(
     section=Section.SET_UP,
     effect=Effect.SHOWS,
     is_daily=True,
-    examples=(
-        "inv doctor --only cluster,nodes  # some subjects",
-        "inv doctor --json  # for programs: exit code 1 with a fault, 3 if it may pass",
-    ),
     only=text("subjects to check, e.g. cluster,nodes, even if no setting needs them", value="SUBJECTS", unset="all"),
 )
 settings = Command(
@@ -252,10 +216,6 @@ settings = Command(
     section=Section.SET_UP,
     effect=Effect.SHOWS,
     is_daily=True,
-    examples=(
-        "inv settings fleet.size  # its value, source, range and meaning",
-        "inv settings --changed  # what is not the default",
-    ),
     name=positional("a setting or a section, e.g. fleet.size", is_required=False, unset="all", value="SETTING"),
     changed=switch("only settings whose value is not the default"),
 )

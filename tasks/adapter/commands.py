@@ -10,10 +10,6 @@ check_adapter = Command(
     "Measure an adapter in each form that can be served.",
     section=Section.AFTER,
     effect=Effect.SHOWS,
-    examples=(
-        "inv adapter.check  # held-out loss as trained, on the bf16 base, merged",
-        "inv adapter.check --answers 0 --json  # only losses, for programs",
-    ),
     run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
     answers=number(int, "number of held-out prompts that every form answers", 8, ge=0, le=1000),
 )
@@ -23,10 +19,7 @@ merge_adapter = Command(
     "Merge an adapter and its base into one model folder.",
     section=Section.AFTER,
     effect=Effect.CHANGES,
-    examples=(
-        "inv adapter.merge --base=nf4 --dry-run  # the check's verdict",
-        "inv adapter.merge --base=nf4 adapter.check  # then measured again",
-    ),
+    examples=("inv adapter.merge --base=nf4 adapter.check  # then measured again",),
     run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
     base=text(
         "bf16: merge into the original weights; nf4: into the weights as quantized during training",
@@ -43,10 +36,6 @@ check_server = Command(
     "Compare a server's answers with those of the training.",
     section=Section.AFTER,
     effect=Effect.SHOWS,
-    examples=(
-        "inv serve.check http://127.0.0.1:8000  # vLLM here",
-        "inv serve.check http://127.0.0.1:8000 --model tuned --json",
-    ),
     url=positional("address of the server, e.g. http://127.0.0.1:8000"),
     run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
     model=text("model name on the server", unset="its only model"),
@@ -55,12 +44,9 @@ check_server = Command(
 chat = Command(
     "chat",
     "tasks.adapter.questions:chat",
-    "Ask an adapter on the first worker, without a server.",
+    "Ask an adapter on the first worker, without a server.\n\n"
+    "A question a line; an empty line starts a new conversation.",
     section=Section.AFTER,
     effect=Effect.SESSION,
-    examples=(
-        "inv chat  # a question a line; an empty line starts a new conversation",
-        "echo 'What is it?' | inv chat --run 20261124-090000-train",
-    ),
     run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
 )

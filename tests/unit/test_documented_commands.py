@@ -23,7 +23,9 @@ from tests.support.paths import ROOT
 HISTORY = ("CHANGELOG.md", "decisions.md", "measurements.md")
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 PLACEHOLDER = re.compile(r"[A-Z_]+")
-SENTENCE = re.compile(r"`(?:\.venv/bin/)?(inv [a-z][^`*]*)`|(?:next|type): (inv [^;,\n]+)")
+SENTENCE = re.compile(
+    r"`(?:\.venv/bin/)?(inv [a-z][^`*]*)`|(?:next|type): (inv [^;,\n]+)|(inv [a-z][^#<`]*)(?:<[^#]*)?  # "
+)
 UNTYPED = re.compile(r"\[[^\]]*\]|\.\.\.|\N{HORIZONTAL ELLIPSIS}")
 EXAMPLES = {"SUITE": "quick", "TRIAL": "optimized"}
 

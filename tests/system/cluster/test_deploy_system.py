@@ -55,7 +55,6 @@ def test_before_a_deployment_a_dry_run_prints_the_plan_and_every_task_names_the_
     assert operator.objects("jobs.batch") == []
     assert f"{len(NODES)} nodes qualify, 2 are needed" in operator.inv("nodes")
     assert "`inv deploy`" in operator.inv("status", code=1)
-    assert "`inv deploy`" in operator.inv("shell", code=2)
     assert "`inv deploy`" in operator.inv("logs", code=2)
     assert "nothing to do" in operator.inv("teardown", "--yes")
 
@@ -106,7 +105,7 @@ def test_a_manual_change_is_reverted_a_setting_replaces_the_pods_and_another_ove
     output = deployed.inv("deploy")
     assert "delete     job/bench" in output
     assert [job["metadata"]["name"] for job in deployed.objects("jobs.batch")] == ["interactive"]
-    assert "fleet" not in deployed.inv("shell", stdin="hostname\n").splitlines()[-1]
+    assert "fleet" not in deployed.kubectl("exec", "job/interactive", "--", "hostname")
 
 
 def test_the_password_is_in_the_secret_and_nowhere_else(operator: Operator, tmp_path: Path) -> None:
@@ -142,22 +141,19 @@ def test_a_refused_secret_is_not_printed(operator: Operator) -> None:
     assert "***" in output
 
 
-def test_a_shell_runs_in_a_pod_as_in_the_manifest_a_lost_pod_is_replaced_and_teardown_deletes_only_ours(
+def test_a_pod_is_as_in_the_manifest_a_lost_pod_is_replaced_and_teardown_deletes_only_ours(
     deployed: Operator,
 ) -> None:
-    output = deployed.inv("shell", "--pod", "1", stdin="echo on $HOSTNAME as $(id -u); exit 7\n", code=7)
-    assert "on bench-1 as 1000" in output
-    assert "'nine'; choose bench-" in deployed.inv("shell", "--pod", "nine", code=2)
     script = """
     touch /x 2>/dev/null && echo ROOT-WRITABLE
     for folder in /scratch /tmp /dev/shm /workspace/results; do touch $folder/x && echo writable $folder; done
-    echo $HOME $TMPDIR $HF_HUB_OFFLINE; test -d "$TMPDIR" && echo has-tmp; cat /proc/1/comm
+    echo $HOME $TMPDIR $HF_HUB_OFFLINE $(id -u); test -d "$TMPDIR" && echo has-tmp; cat /proc/1/comm
     """
-    output = deployed.inv("shell", "--pod", "0", stdin=script)
+    output = deployed.kubectl("exec", "-i", "job/bench", "--", "bash", stdin=script.encode())
     assert [line for line in output.splitlines() if line.startswith("writable")] == [
         f"writable {path}" for path in ("/scratch", "/tmp", "/dev/shm", "/workspace/results")
     ]
-    assert "/scratch/home /scratch/tmp 1" in output
+    assert "/scratch/home /scratch/tmp 1 1000\n" in output
     assert "has-tmp" in output
 
     lost = next(pod["metadata"]["name"] for pod in deployed.objects("pods") if "bench-0" in pod["metadata"]["name"])

@@ -71,8 +71,7 @@ class Options:
 
 
 def command(name: str, target: str, effect: Effect = Effect.SHOWS, /, **flags: Any) -> Command:
-    examples = (f"inv {name}", f"inv {name}")
-    return Command(name, target, "Do it.", section=Section.SET_UP, effect=effect, examples=examples, **flags)
+    return Command(name, target, "Do it.", section=Section.SET_UP, effect=effect, **flags)
 
 
 def record(_context: Context, options: object = None, **values: object) -> None:
@@ -142,25 +141,6 @@ def test_the_help_names_every_suite_but_all() -> None:
 
 
 CONTEXTS = {context.name: context for context in ns.to_contexts()}
-MAX_EXAMPLE_CHARS = 78  # indented on a terminal with 80 columns
-
-
-@pytest.mark.parametrize("declared", ALL_COMMANDS, ids=lambda declared: declared.full_name)
-def test_the_examples_of_a_command_are_valid_command_lines(declared: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parser, "ParseMachine", PatchedParser)
-    assert len(set(declared.examples)) == 2
-    for example in declared.examples:
-        assert len(example) <= MAX_EXAMPLE_CHARS
-        words_typed = shlex.split(example.partition("<")[0], comments=True)
-        begin = words_typed.index("inv") + 1
-        parsed = parser.Parser(contexts=CONTEXTS.values(), initial=ParserContext()).parse_argv(words_typed[begin:])
-        tasks = [context for context in parsed if context.name]
-        assert declared.full_name in [context.name for context in tasks]
-        for context in tasks:
-            flags = {flag.name or name: flag for name, flag in BY_NAME[context.name].flags.items()}
-            for name, value in context.as_kwargs.items():
-                if name != "json":
-                    flags[name].parse(example, value)
 
 
 @pytest.mark.parametrize("declared", ALL_COMMANDS, ids=lambda declared: declared.full_name)

@@ -83,8 +83,8 @@ def test_a_shell_gets_the_tasks_and_flags_that_may_follow(inv: Inv, line: str, c
         (("help",), ("bench ", "`inv help TASK`")),
         (("help", "bench"), ("inv bench [--flags]", "--quick", "Examples:")),
         (("compare", "--help"), ("inv compare FIRST SECOND [--flags]", "--tolerance", "Examples:")),
-        (("settings", "-h"), ("inv settings [NAME] [--flags]", "--changed", "Examples:")),
-        (("help", "tenancy"), ("inv tenancy [--flags]", "Examples:")),
+        (("settings", "-h"), ("inv settings [NAME] [--flags]", "--changed")),
+        (("help", "tenancy"), ("inv tenancy [--flags]", "--json")),
         (("--version",), (f"qlora-fleet {VERSION}, Invoke 2.", f", Python {platform.python_version()}")),
     ],
 )
