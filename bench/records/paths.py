@@ -5,7 +5,6 @@
 | results/ | IMAGE_FILE | `inv push`: the image and its digest |
 | results/<run-id>/ | RUN_FILE | the plan, before anything starts |
 | | LEDGER_FILE | the fleet: one line per event, append-only |
-| | CANCEL_FILE | `inv cancel`: a request to the command that follows the run, while it waits |
 | | SUMS_FILE | `inv collect`: the sha256 of every file; a model's folder has one too |
 | | QUALITY_FILE | `inv bench --quality`: held-out losses against the reference |
 | | TRIALS_FOLDER/<trial-id>/ | one folder per trial |
@@ -26,7 +25,6 @@
 IMAGE_FILE = "image.json"
 RUN_FILE = "run.json"
 LEDGER_FILE = "ledger.jsonl"
-CANCEL_FILE = "cancel.json"
 QUALITY_FILE = "quality.json"
 SUMS_FILE = "SHA256SUMS"
 TRIALS_FOLDER = "trials"

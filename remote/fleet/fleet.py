@@ -31,8 +31,7 @@ class Fleet:
     `make_command` gets (host, trial, attempt, job folder). The trial is in that folder as trial.json; the result is
     expected in its `out/`, or below `shared_folder`, which every host mounts (`remote.fleet.outcome`).
     `on_event` is called from several threads and must not raise. `trial_ids` limits the fleet to these trials (None:
-    all). `diagnose` says why a lost host does not come back. `is_cancel_requested` is polled while the fleet runs, and
-    stops it.
+    all). `diagnose` says why a lost host does not come back.
     """
 
     def __init__(
@@ -49,11 +48,10 @@ class Fleet:
         make_agent: Callable[[Host], Agent] = Agent,
         trial_ids: Collection[str] | None = None,
         diagnose: Callable[[], str | None] = lambda: None,
-        is_cancel_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         limits = RetryLimits() if limits is None else limits
         max_deadline_sec = max((planned.trial.deadline_sec for planned in run.planned), default=0.0)
-        self.ledger, self._is_cancel_requested = ledger, is_cancel_requested
+        self.ledger = ledger
         busy_timeout_sec = limits.reconnect_timeout_sec + max_deadline_sec
         self._retry_policy = RetryPolicy(limits, busy_timeout_sec=busy_timeout_sec, worker_count=len(hosts))
         self._state = FleetState(
@@ -95,7 +93,7 @@ class Fleet:
             done_events.append(done := threading.Event())
             threading.Thread(target=self._run_worker, args=(worker, done), name=worker.name, daemon=True).start()
         try:
-            self._wait_all(done_events, self._stop_if_requested)
+            self._wait_all(done_events)
         except KeyboardInterrupt:
             self.stop()
             self._wait_all(done_events)
@@ -118,20 +116,15 @@ class Fleet:
         """Cancel running trials and start no others."""
         self._retry_policy.stopping.set()
 
-    def _stop_if_requested(self) -> None:
-        if not self.was_stopped and self._is_cancel_requested():
-            self.stop()
-
     @staticmethod
-    def _wait_all(done_events: Sequence[threading.Event], poll: Callable[[], None] = lambda: None) -> None:
-        """Wait for all threads, without `Thread.join`, and call `poll` meanwhile.
+    def _wait_all(done_events: Sequence[threading.Event]) -> None:
+        """Wait for all threads, without `Thread.join`.
 
         An interrupted join makes CPython 3.11 treat a running thread as ended; its job would be left running.
         """
-        while not all(done.is_set() for done in done_events):
-            for done in done_events:
-                if not done.wait(0.1):  # in slices, so that a signal reaches the main thread
-                    poll()
+        for done in done_events:
+            while not done.wait(0.1):  # in slices, so that a signal reaches the main thread
+                pass
 
     def _run_worker(self, worker: Worker, done: threading.Event) -> None:
         try:

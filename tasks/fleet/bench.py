@@ -17,7 +17,7 @@ from remote.fleet.ledger import Ledger
 from reports import formatting
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import load_target, refuse_several
-from tasks.cli.lock import acquire_lock, acquire_lock_to_cancel
+from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, plain_table
 from tasks.clients.workers import bench_program, fleet_hosts, run_hosts
 from tasks.commands import BenchOptions
@@ -47,7 +47,7 @@ def _start(settings: Settings, options: BenchOptions) -> CommandResult | None:
         print(load_target("tasks.fleet.loss_pairs:describe_power")(settings))  # imports pandas
     if options.dry_run:
         return _show_plan(fleet_plan, request.repeats)
-    with acquire_lock(settings.results_folder, f"bench (run {run.run_id})", follows=run.run_id):
+    with acquire_lock(settings.results_folder, f"bench (run {run.run_id})"):
         runner.refuse_busy_workers(settings.results_folder, fleet_plan.program, hosts)
         run = runner.write_plan(settings.results_folder, run)
         fleet_plan = dataclasses.replace(fleet_plan, run=run, folder=settings.results_folder / run.run_id)
@@ -125,10 +125,7 @@ def _worker_count(settings: Settings, flag: int | None) -> int:
 
 
 def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> CommandResult | None:
-    """Stop the jobs of a run on the workers, and end its open trials as CANCELLED.
-
-    A command on this machine that follows the run is asked to do that.
-    """
+    """Stop the jobs of a run on the workers, and end its open trials as CANCELLED."""
     settings = load(context)
     run, folder = open_run(settings, name)
     if dry_run:
@@ -136,7 +133,8 @@ def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> 
             trials = Ledger(folder / LEDGER_FILE).open_trials()
         lines = [f"stop  {trial_id}" for trial_id in trials] or ["nothing to cancel, every trial has ended"]
         return plan_result([f"run {run.run_id}:", *lines], run=run.run_id, stop=list(trials))
-    with acquire_lock_to_cancel(settings.results_folder, run.run_id), runner.ledger_errors(run.run_id):
+    command = f"cancel (run {run.run_id})"
+    with acquire_lock(settings.results_folder, command), runner.ledger_errors(run.run_id):
         ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
         if ledger.open_trials() and run.suite == TRAIN:
             cancel_training(settings, run, folder, ledger)
@@ -203,7 +201,7 @@ def _resume(settings: Settings, options: BenchOptions) -> CommandResult | None:
         done = f"run {run.run_id}: {len(trial_ids) - len(unfinished)} of {len(trial_ids)} trials are done"
         lines = [done, f"would run: {', '.join(unfinished) or 'nothing'}"]
         return plan_result(lines, run=run.run_id, planned=len(trial_ids), unfinished=unfinished)
-    with acquire_lock(settings.results_folder, f"bench --resume (run {run.run_id})", follows=run.run_id):
+    with acquire_lock(settings.results_folder, f"bench --resume (run {run.run_id})"):
         with runner.ledger_errors(run.run_id):
             running = Ledger(folder / LEDGER_FILE).running_workers()
         fleet_plan = plan.plan_fleet(settings, run, folder, fleet_hosts(settings, running))

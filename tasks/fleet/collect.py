@@ -23,7 +23,6 @@ from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.checksummed import ResultError
 from bench.records.paths import (
     ADAPTER_FOLDER,
-    CANCEL_FILE,
     LEDGER_FILE,
     PROGRESS_FILE,
     RESULT_FILE,
@@ -268,7 +267,7 @@ def _write_checksums(folder: Path) -> None:
             [*folder.glob("*.json*"), *(path for name in CHECKSUMMED_FOLDERS for path in folder.glob(f"{name}/**/*"))]
         ):
             name = str(path.relative_to(folder))
-            is_listed = path.name != CANCEL_FILE and not name.endswith(".part") and name.isprintable()
+            is_listed = not name.endswith(".part") and name.isprintable()
             if is_listed and path.is_file():
                 yield f"{sha256_of(path)}  {name}\n"
 

@@ -21,7 +21,6 @@ from remote.fleet.retry_policy import LoginTimeout
 from remote.hosts.host_protocol import Host
 from remote.jobs.job import Agent, slot_path
 from reports import formatting
-from tasks.cli.lock import is_cancel_requested, rename_followed
 from tasks.cli.log import open_run_log
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.worker_queries import query_all
@@ -94,8 +93,6 @@ def write_plan(results_folder: Path, run: RunRecord) -> RunRecord:
     with results_write_errors(results_folder):
         results_folder.mkdir(parents=True, exist_ok=True)
         run_id, folder = make_folder(results_folder, run.run_id)
-        if run_id != run.run_id:
-            rename_followed(results_folder, run.run_id, run_id)
         open_run_log(folder)
         run = dataclasses.replace(run, run_id=run_id)
         run.write(folder)
@@ -153,7 +150,6 @@ def make_fleets(
             make_agent=make_agent,
             trial_ids=trial_ids,
             diagnose=diagnosis.read,
-            is_cancel_requested=functools.partial(is_cancel_requested, plan.folder),
         )
 
 

@@ -14,7 +14,6 @@ from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.hosts.host_protocol import Host, HostError, collapse_whitespace
 from remote.hosts.pods.kubectl import ClusterError
-from tasks.cli.lock import is_cancel_requested
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.target_cluster import resolve_target
 from tasks.clients.workers import PodDiagnosis
@@ -22,7 +21,7 @@ from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, error_cl
 from tasks.fleet import runner
 from tasks.fleet.collect import collect_run
 from tasks.fleet.run_store import resume_command
-from tasks.fleet.training_job import TrainingJob, TrainingState, cancel_training, import_attempts, open_job, read_state
+from tasks.fleet.training_job import TrainingJob, TrainingState, import_attempts, open_job, read_state
 from tasks.fleet.training_progress import TrainingLine, TrainingView
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.layers import Settings
@@ -77,9 +76,6 @@ def _wait(settings: Settings, run: RunRecord, folder: Path, job: TrainingJob, vi
     diagnosis = PodDiagnosis(resolve_target(settings) if settings.connector.is_cluster else None)
     answered_at = time.monotonic()
     while True:
-        if is_cancel_requested(folder):
-            cancel_training(settings, run, folder, Ledger(folder / LEDGER_FILE))
-            return
         try:
             if job.end() is not None:
                 return

@@ -62,7 +62,7 @@ def resume(settings: Settings, run: RunRecord, folder: Path, options: DeployOpti
             return _describe_state(settings, run, Ledger(folder / LEDGER_FILE).entries.get(TRIAL_ID))
     point_latest_at(folder)  # for `collect report` after it
     command = f"train --resume (run {run.run_id})"
-    with acquire_lock(settings.results_folder, command, follows=run.run_id), runner.ledger_errors(run):
+    with acquire_lock(settings.results_folder, command), runner.ledger_errors(run):
         ledger = Ledger.create(folder / LEDGER_FILE, [TRIAL_ID])
         if ledger.is_open(TRIAL_ID):
             if _is_running(settings, run, folder):

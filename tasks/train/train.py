@@ -224,7 +224,7 @@ def _show_plan(
 
 def _act(settings: Settings, request: TrainRequest, run: RunRecord, plan: TrainPlan, deployment: DeployOptions) -> None:
     """Submit the training and follow it."""
-    with acquire_lock(settings.results_folder, f"train (run {run.run_id})", follows=run.run_id):
+    with acquire_lock(settings.results_folder, f"train (run {run.run_id})"):
         if not request.is_over_pods:
             runner.refuse_busy_workers(settings.results_folder, bench_program(settings), request.hosts)
         init_adapter.send(request.adapter, request.job, request.hosts)

@@ -6,17 +6,12 @@ Two fleets in one process represent two operators; tests/system/fleet/test_inv_b
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from bench.records.paths import CANCEL_FILE
 from bench.records.run import RunRecord
 from remote.fleet.events import EventType
-from tasks.cli.lock import ResultsInUse, acquire_lock, acquire_lock_to_cancel, is_cancel_requested
-from tasks.errors import RetryableError
-from tasks.fleet import bench
-from tests.support.hosts.local_fleet import QUICK_LIMITS, LocalFleet, running_in_thread, wait_for
+from tests.support.hosts.local_fleet import QUICK_LIMITS, LocalFleet, wait_for
 
 pytestmark = pytest.mark.usefixtures("short_claim_timeout")
 
@@ -88,53 +83,3 @@ def test_two_runs_at_once_take_turns_and_both_end_with_exactly_their_trials(loca
         assert len(events) == 12
         for start, done in zip(events[::2], events[1::2], strict=True):
             assert (start.split()[0], done) == ("started", f"succeeded {start.split()[1]}")
-
-
-def test_cancel_has_the_command_that_follows_the_run_stop_it(
-    local: LocalFleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, folder = local.plan("slow", workers=1), local.run_folder
-    fleet = local.fleet(local.hosts(1), is_cancel_requested=lambda: is_cancel_requested(folder))
-    monkeypatch.setattr(bench, "load", lambda _: SimpleNamespace(results_folder=local.folder))
-    monkeypatch.setattr(bench, "open_run", lambda *_: (replace(run, run_id=folder.name), folder))
-    monkeypatch.setattr(bench, "run_hosts", lambda *_: [])
-    monkeypatch.setattr(bench.plan, "plan_fleet", lambda *_: None)
-    monkeypatch.setattr(bench.runner, "make_fleets", lambda *_: iter(()))
-    (folder / CANCEL_FILE).touch()  # an old request, which does not stop a new follower
-
-    def follow() -> None:
-        with acquire_lock(local.folder, "bench", follows=folder.name):
-            fleet.run()
-
-    with running_in_thread(follow, fleet.stop):
-        wait_for(lambda: local.bench_log_lines("started"), "the trial")
-        bench.cancel_run(SimpleNamespace(), None)  # type: ignore[arg-type]
-    assert local.statuses() == {"slow": "CANCELLED"}
-    assert f"`inv bench --resume={folder.name}`" in capsys.readouterr().out
-    assert not (folder / CANCEL_FILE).exists()
-
-
-@pytest.mark.parametrize(("follows", "error"), [(None, ResultsInUse), ("r2", ResultsInUse), ("r1", RetryableError)])
-def test_cancel_waits_for_no_other_command_and_not_without_end(
-    tmp_path: Path, follows: str | None, error: type[Exception]
-) -> None:
-    (tmp_path / "r1").mkdir()
-    with (
-        acquire_lock(tmp_path, "bench", follows=follows),
-        pytest.raises(error) as refused,
-        acquire_lock_to_cancel(tmp_path, "r1", timeout_sec=0.0),
-    ):
-        pytest.fail("the lock is held")
-    assert type(refused.value) is error
-    assert not is_cancel_requested(tmp_path / "r1")
-
-
-def test_a_request_of_another_user_or_kind_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = tmp_path / CANCEL_FILE
-    request.mkdir()
-    assert not is_cancel_requested(tmp_path)
-    request.rmdir()
-    request.touch()
-    assert is_cancel_requested(tmp_path)
-    monkeypatch.setattr("os.geteuid", lambda: request.stat().st_uid + 1)
-    assert not is_cancel_requested(tmp_path)

@@ -167,8 +167,10 @@ def test_changes_since_the_plan_stop_the_resume(project, hold_file: Path) -> Non
     away.rename(data)
     operator = project.start("train", "--resume")
     project.wait_until(project.trainers, "the training to restart")
+    assert f"process {operator.pid} of" in project.inv_error("cancel", code=4)
+    operator.terminate()
+    project.wait_for_exit(operator, code=130)
     project.inv("cancel")
-    project.wait_for_exit(operator, code=3)
     with data.open("a") as file:
         file.write('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
     assert "mine.jsonl" in project.inv("train", "--resume", code=4).stderr

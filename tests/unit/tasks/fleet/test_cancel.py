@@ -1,6 +1,5 @@
 """`inv cancel` reports what it could not stop. Not covered: the fleet itself (tests/faults/fleet)."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,11 +7,8 @@ import pytest
 from bench.records.paths import LEDGER_FILE
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
-from tasks.cli.lock import ResultsInUse, acquire_lock
 from tasks.errors import RetryableError
 from tasks.fleet import bench
-from tasks.fleet.runner import write_plan
-from tests.support.reports import synthetic
 
 
 @pytest.fixture
@@ -46,17 +42,6 @@ def test_a_trial_that_was_stopped_is_cancelled(cancel, capsys):
 def test_a_trial_that_had_succeeded_is_not_called_cancelled(cancel, capsys):
     cancel(Outcome(TrialStatus.SUCCEEDED))
     assert capsys.readouterr().out.startswith("run 20261122-080000-quick: nothing to cancel: 1 of 1 succeeded; ")
-
-
-def test_a_new_run_that_got_another_id_is_the_one_that_can_be_cancelled(tmp_path: Path) -> None:
-    run, folder = synthetic.record(), tmp_path
-    (folder / run.run_id).mkdir(parents=True)  # an earlier run of the same second
-    with acquire_lock(folder, f"bench (run {run.run_id})", follows=run.run_id):
-        new = write_plan(folder, run)
-        assert new.run_id == f"{run.run_id}-2"
-        with pytest.raises(ResultsInUse, match=new.run_id) as refused, acquire_lock(folder, "collect"):
-            pytest.fail("the lock is held")
-    assert refused.value.follows == new.run_id
 
 
 def test_an_unreachable_worker_is_not_a_success(cancel):

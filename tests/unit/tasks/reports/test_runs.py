@@ -107,7 +107,7 @@ def test_unreadable_files_are_reported_without_blocking(results):
 def test_a_run_that_a_command_follows_is_running(results):
     for name in ("left", "followed"):
         planned(results, name)
-    with acquire_lock(results, "bench", follows="followed"):
+    with acquire_lock(results, "bench --resume (run followed)"):
         states = {run.run_id: run.state for run in listing.find_runs(results)}
     assert states == {"left": "abandoned", "followed": "running"}
     assert {run.state for run in listing.find_runs(results)} == {"abandoned"}
