@@ -8,19 +8,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from remote.providers.oci import Oci
-from remote.providers.provider import REMEDIES, Generic, Provider
+from remote.providers.provider import REMEDIES, Provider
 
 __all__ = ("GENERIC", "PROVIDERS", "REMEDIES", "Provider", "detect", "register", "registry_provider")
 
 PROVIDERS: dict[str, Provider] = {}
-GENERIC = Generic()
+GENERIC = Provider()
 
 
 def register(provider: Provider) -> None:
-    """Add a provider. Raises TypeError or ValueError that names it, if it is incomplete or its name is taken."""
-    label = getattr(provider, "name", type(provider).__name__)
-    if missing := [field for field in Provider.__annotations__ if not hasattr(provider, field)]:
-        raise TypeError(f"provider {label}: has no {', '.join(missing)}")
+    """Add a provider. Raises ValueError that names it, if its name is taken or a remedy has no meaning."""
+    label = provider.name
     if unknown := provider.remedies.keys() - REMEDIES.keys():
         raise ValueError(f"provider {label}: no remedy has the key {', '.join(sorted(unknown))}")
     if label in PROVIDERS:

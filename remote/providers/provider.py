@@ -1,7 +1,7 @@
 """Provider: everything that differs between clouds, as one object. Pure.
 
-A provider is a subclass that sets every field, and overrides the methods in which it differs from any Kubernetes with
-any registry. Its remedies replace those of `REMEDIES` by key. `remote/providers/__init__.py` checks both.
+A provider is a subclass that overrides the fields and methods in which it differs from any Kubernetes with any
+registry. Its remedies replace those of `REMEDIES` by key.
 """
 
 import re
@@ -30,24 +30,27 @@ _NFS = re.compile(r"(?P<server>[A-Za-z0-9][A-Za-z0-9.-]*):(?P<path>/\S*)\Z")
 
 
 class Provider:
-    """A cloud. `remote/providers/__init__.py` registers one object of each subclass."""
+    """A cloud: by default any Kubernetes with any registry of the OCI distribution specification.
 
-    name: ClassVar[str]  # value of cluster.provider
+    `remote/providers/__init__.py` registers one object of each subclass.
+    """
+
+    name: ClassVar[str] = "generic"  # value of cluster.provider
     # Registry
-    image_form: ClassVar[str]  # how an image is named, for messages
-    user_forms: ClassVar[str | None]  # how a user is named, for messages; None: as the registry likes
-    password_name: ClassVar[str]  # what the registry calls the password
-    create_repository_command: ClassVar[str | None]  # command that makes a repository; None: pushing makes it
-    pull_secret: ClassVar[str]  # name of the pull secret if cluster.pull_secret is auto
+    image_form: ClassVar[str] = "HOST/REPOSITORY:TAG"  # how an image is named, for messages
+    user_forms: ClassVar[str | None] = None  # how a user is named, for messages; None: as the registry likes
+    password_name: ClassVar[str] = "password"  # noqa: S105 - what the registry calls the password
+    create_repository_command: ClassVar[str | None] = None  # command that makes a repository; None: pushing makes it
+    pull_secret: ClassVar[str] = "registry-login"  # noqa: S105 - of the pull secret if cluster.pull_secret is auto
     # Nodes
-    instance_type: ClassVar[str | None]  # if cluster.instance_type is null; None: any node with GPUs
-    preemptible_label: ClassVar[str | None]  # label of preemptible nodes, "true", and key of their taint
+    instance_type: ClassVar[str | None] = None  # if cluster.instance_type is null; None: any node with GPUs
+    preemptible_label: ClassVar[str | None] = None  # label of preemptible nodes, "true", and key of their taint
     # Shared volume, prices, modules of the package tasks, which are imported when they are used
-    volume_form: ClassVar[str]  # form of cluster.volume.handle, for messages
-    price_table: ClassVar[str | None]  # file in reports/ with list prices; None: prices come from the settings only
-    commands: ClassVar[tuple[str, ...]]  # modules of `inv` commands
-    checks: ClassVar[Sequence[str]]  # modules with checks of `inv doctor`
-    remedies: ClassVar[Mapping[str, str]]  # replacements in REMEDIES
+    volume_form: ClassVar[str] = "SERVER:/EXPORT (NFS)"  # form of cluster.volume.handle, for messages
+    price_table: ClassVar[str | None] = None  # file in reports/ with list prices; None: prices are in the settings only
+    commands: ClassVar[tuple[str, ...]] = ()  # modules of `inv` commands
+    checks: ClassVar[Sequence[str]] = ()  # modules with checks of `inv doctor`
+    remedies: ClassVar[Mapping[str, str]] = {}  # replacements in REMEDIES
 
     @property
     def texts(self) -> dict[str, str]:
@@ -78,21 +81,3 @@ class Provider:
         """Return the source of a PersistentVolume, an export over NFS; None if the handle has not the right form."""
         nfs = _NFS.match(handle)
         return None if nfs is None else {"nfs": {"server": nfs["server"], "path": nfs["path"]}}
-
-
-class Generic(Provider):
-    """Any Kubernetes with any registry that conforms to the OCI distribution specification."""
-
-    name = "generic"
-    image_form = "HOST/REPOSITORY:TAG"
-    user_forms = None
-    password_name = "password"  # noqa: S105 - a word for messages
-    create_repository_command = None
-    pull_secret = "registry-login"  # noqa: S105 - the name of a Kubernetes object
-    instance_type = None
-    preemptible_label = None
-    volume_form = "SERVER:/EXPORT (NFS)"
-    price_table = None
-    commands = ()
-    checks = ()
-    remedies: ClassVar[Mapping[str, str]] = {}

@@ -9,8 +9,7 @@ from invoke import Context
 
 from remote.cluster.manifests import Image, render
 from remote.cluster.plan import Verb, plan
-from remote.providers import PROVIDERS, register, registry_provider
-from remote.providers.provider import Generic
+from remote.providers import PROVIDERS, Provider, register, registry_provider
 from tasks.clients.target_cluster import manifest_values, place_pods
 from tasks.doctor.check import CheckContext, Checks, run_check
 from tasks.doctor.doctor import all_checks
@@ -26,7 +25,7 @@ def account(context: CheckContext) -> CheckResult:
     return passed(f"account for {context.settings.cluster.provider}")
 
 
-class Dummy(Generic):
+class Dummy(Provider):
     name = "dummy"
     pull_secret = "dummy-secret"
     instance_type = "gpu.large"

@@ -5,38 +5,21 @@ from typing import Any
 import pytest
 
 from remote.providers import GENERIC, PROVIDERS, REMEDIES, Provider, detect, register
-from remote.providers.provider import Generic
 from tests.support.cloud_words import CLOUD_WORDS
 
 OCI = PROVIDERS["oci"]
 
 
-class Nameless(Provider):
-    name = "nameless"
-    pull_secret = "secret"
-
-
-class Misspelt(Generic):
+class Misspelt(Provider):
     name = "misspelt"
     remedies = {"node-pools": "grow it"}  # noqa: RUF012
 
 
-@pytest.mark.parametrize(
-    ("provider", "error", "names"),
-    [
-        (Generic(), ValueError, ("generic", "twice")),
-        (Nameless(), TypeError, ("nameless", "image_form", "instance_type", "checks")),
-        (Misspelt(), ValueError, ("misspelt", "node-pools")),
-    ],
-    ids=["twice", "incomplete", "unknown remedy"],
-)
-def test_a_wrong_provider_is_refused_by_name(
-    provider: Provider, error: type[Exception], names: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize(("provider", "names"), [(Provider(), "generic.*twice"), (Misspelt(), "misspelt.*node-pools")])
+def test_a_wrong_provider_is_refused_by_name(provider: Provider, names: str) -> None:
     before = dict(PROVIDERS)
-    with pytest.raises(error) as caught:
+    with pytest.raises(ValueError, match=names):
         register(provider)
-    assert all(name in str(caught.value) for name in names)
     assert before == PROVIDERS
 
 
