@@ -46,11 +46,6 @@ def gpu_pools(survey: Json) -> list[Json]:
     return [pool for cluster in survey["clusters"] for pool in cluster["pools"] if ".GPU" in pool["shape"]]
 
 
-def volume_handle(export: Json) -> str:
-    """Return the value of cluster.volume.handle for an exported path."""
-    return f"{export['file_system']}:{export['address']}:{export['path']}"
-
-
 def derive_settings(survey: Json) -> dict[str, Json]:
     """Derive settings by section. A setting with several candidates is left out."""
     repositories, pools, exports = survey["repositories"], gpu_pools(survey), survey["exports"]
@@ -65,7 +60,7 @@ def derive_settings(survey: Json) -> dict[str, Json]:
         settings["fleet"] = {"kind": "pods", **({"size": pools[0]["size"]} if pools[0]["size"] else {})}
         settings["cluster"] = {"instance_type": pools[0]["shape"]}
     if len(exports) == 1:
-        settings.setdefault("cluster", {})["volume"] = {"handle": volume_handle(exports[0])}
+        settings.setdefault("cluster", {})["volume"] = {"handle": exports[0]["handle"]}
     return settings
 
 
@@ -143,7 +138,7 @@ def list_repositories(api: TenancyApi, compartment: str) -> list[str]:
 
 
 def list_exports(api: TenancyApi, compartment: str) -> list[Json]:
-    """List the exports of the compartment's mount targets, in every availability domain."""
+    """List the exports of the compartment's mount targets, each with its value of cluster.volume.handle."""
     storage, network = api.client(FileStorageClient), api.client(VirtualNetworkClient)
     method = api.client(IdentityClient).list_availability_domains
     domains = api.list_all("listing availability domains", "inspect compartments", method, api.tenancy)
@@ -156,13 +151,8 @@ def list_exports(api: TenancyApi, compartment: str) -> list[Json]:
             ip_id = target.private_ip_ids[0]
             address = api.get("reading a mount target's address", "use private-ips", network.get_private_ip, ip_id)
             export_set = required(target, "export_set_id")
-            exports += [
-                {
-                    "mount_target": required(target, "display_name"),
-                    "address": required(address, "ip_address"),
-                    "path": required(export, "path"),
-                    "file_system": required(export, "file_system_id"),
-                }
-                for export in api.list_all(*request, storage.list_exports, export_set_id=export_set)
-            ]
+            ip, name = required(address, "ip_address"), required(target, "display_name")
+            for export in api.list_all(*request, storage.list_exports, export_set_id=export_set):
+                handle = f"{required(export, 'file_system_id')}:{ip}:{required(export, 'path')}"
+                exports.append({"mount_target": name, "handle": handle})
     return exports

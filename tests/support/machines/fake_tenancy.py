@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -111,30 +111,8 @@ def token_error(public_pem: str, key_id: str, token: str) -> str | None:
     return None
 
 
-@dataclass(kw_only=True)
-class Fault:
-    """Fault response for the next `times` requests whose `METHOD path` matches the pattern."""
-
-    pattern: str
-    status: int
-    code: str
-    message: str
-    times: int
-    truncated: bool = False
-    html: bool = False
-
-
-@dataclass(kw_only=True)
-class Resources:
-    """Resources of the tenancy, as the API's JSON. Tests change them."""
-
-    collections: dict[str, list[Json]] = field(default_factory=dict)
-    objects: dict[str, Json] = field(default_factory=dict)  # keyed by path below the API version
-    kubeconfig: str = ""
-
-
 class FakeTenancy(StubServer):
-    """Server in a thread, with public state."""
+    """Server in a thread. Tests change its resources: lists in `collections`, others in `objects`, by path."""
 
     def __init__(self, keys: ApiKey) -> None:
         super().__init__(_Handler)
@@ -144,60 +122,54 @@ class FakeTenancy(StubServer):
 
     def reset(self) -> None:
         """Restore the initial state: one cluster, one GPU pool, one repository and one export."""
-        self.resources = default_resources()
+        cluster, ip = ocid("cluster", "one"), ocid("privateip", "ip")
+        endpoints = {"publicEndpoint": "130.61.0.1:6443", "privateEndpoint": "10.0.0.7:6443"}
+        pool = {"id": ocid("nodepool", "pool"), "name": "gpus", "clusterId": cluster, "nodeShape": "VM.GPU.A10.1"}
+        target = {"id": ocid("mounttarget", "mt"), "displayName": "shared", "exportSetId": ocid("exportset", "es")}
+        active = {"lifecycleState": "ACTIVE"}
+        self.collections: dict[str, list[Json]] = {
+            "/compartments": [
+                {"id": ocid("compartment", f"team-{n}"), "name": f"team-{n}", **active} for n in range(5)
+            ],
+            "/availabilityDomains": [{"name": DOMAIN}],
+            "/limitValues": [{"name": "gpu-a10-count", "availabilityDomain": DOMAIN, "value": 4}],
+            "/clusters": [
+                {"id": cluster, "name": "training", "kubernetesVersion": "v1.34.1", "endpoints": endpoints, **active}
+            ],
+            "/nodePools": [pool | {"nodeConfigDetails": {"size": 2}, **active}],
+            "/container/repositories": [{"id": ocid("containerrepo", "r"), "displayName": "qlora-fleet"}],
+            "/mountTargets": [target | {"privateIpIds": [ip], **active}],
+            "/exports": [{"path": "/models", "fileSystemId": ocid("filesystem", "fs")}],
+        }
+        self.objects: dict[str, Any] = {
+            "/n": NAMESPACE,
+            f"/tenancies/{TENANCY}": {"id": TENANCY, "name": "acme"},
+            f"/users/{USER}": {"id": USER, "name": "oracleidentitycloudservice/me@example.com"},
+            f"/privateIps/{ip}": {"ipAddress": "10.0.20.5"},
+            "/services/compute/limits/gpu-a10-count/resourceAvailability": {"used": 1, "available": 3},
+        }
+        self.kubeconfig = ""
         self.requests: list[str] = []
         self.bodies: list[Json] = []
-        self.faults: list[Fault] = []
+        self._faults: list[tuple[str, Iterator[int], bytes, str]] = []
 
-    def fail(
-        self, pattern: str, status: int, code: str = "", message: str = "refused", *, times: int = 1000, **flags: bool
-    ) -> None:
-        self.faults.append(Fault(pattern=pattern, status=status, code=code, message=message, times=times, **flags))
+    def fail(self, pattern: str, status: int, code: object = "", *, html: str = "", times: int = 1000) -> None:
+        """Answer the next `times` requests whose `METHOD path` matches with an error, or with a page of HTML."""
+        body = html or json.dumps({"code": code, "message": "refused"})
+        answers = iter([status] * times)
+        self._faults.append((pattern, answers, body.encode(), "text/html" if html else "application/json"))
+
+    def fault(self, line: str) -> tuple[int, bytes, str] | None:
+        """Record a request, and return the answer of a fault for it."""
+        with self.lock:
+            self.requests.append(line)
+            for pattern, answers, body, kind in self._faults:
+                if re.search(pattern, line) and (status := next(answers, None)) is not None:
+                    return status, body, kind
+        return None
 
     def count_requests(self, pattern: str) -> int:
         return sum(re.search(pattern, request) is not None for request in self.requests)
-
-
-def default_resources() -> Resources:
-    pool = {
-        "id": ocid("nodepool", "pool"),
-        "name": "gpus",
-        "clusterId": ocid("cluster", "one"),
-        "compartmentId": TENANCY,
-        "lifecycleState": "ACTIVE",
-        "nodeShape": "VM.GPU.A10.1",
-        "nodeConfigDetails": {"size": 2},
-    }
-    target = {
-        "id": ocid("mounttarget", "mt"),
-        "displayName": "shared",
-        "lifecycleState": "ACTIVE",
-        "exportSetId": ocid("exportset", "es"),
-        "privateIpIds": [ocid("privateip", "ip")],
-    }
-    endpoints = {"publicEndpoint": "130.61.0.1:6443", "privateEndpoint": "10.0.0.7:6443"}
-    cluster = {"name": "training", "lifecycleState": "ACTIVE", "kubernetesVersion": "v1.34.1", "endpoints": endpoints}
-    names = [f"team-{n}" for n in range(5)]
-    return Resources(
-        collections={
-            "/compartments": [
-                {"id": ocid("compartment", name), "name": name, "lifecycleState": "ACTIVE"} for name in names
-            ],
-            "/availabilityDomains": [{"name": DOMAIN}],
-            "/20181025/limitValues": [{"name": "gpu-a10-count", "availabilityDomain": DOMAIN, "value": 4}],
-            "/clusters": [{**cluster, "id": ocid("cluster", "one")}],
-            "/nodePools": [pool],
-            "/container/repositories": [{"id": ocid("containerrepo", "r"), "displayName": "qlora-fleet"}],
-            "/mountTargets": [target],
-            "/exports": [{"path": "/models", "fileSystemId": ocid("filesystem", "fs")}],
-        },
-        objects={
-            f"/tenancies/{TENANCY}": {"id": TENANCY, "name": "acme"},
-            f"/users/{USER}": {"id": USER, "name": "oracleidentitycloudservice/me@example.com"},
-            f"/privateIps/{target['privateIpIds'][0]}": {"ipAddress": "10.0.20.5"},
-            "/resourceAvailability": {"used": 1, "available": 3},
-        },
-    )
 
 
 class _Handler(StubHandler):
@@ -207,77 +179,40 @@ class _Handler(StubHandler):
 
     def _handle(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        if (fault := self.server.fault(f"{self.command} {unquote(self.path)}")) is not None:
+            self._send(*fault)
+            return
         path, _, query = self.path.partition("?")
-        line = f"{self.command} {unquote(self.path)}"
         with self.server.lock:
-            self.server.requests.append(line)
-            fault = next(
-                (fault for fault in self.server.faults if fault.times and re.search(fault.pattern, line)), None
-            )
-            if fault is not None:
-                fault.times -= 1
-        if fault is not None and fault.html:
-            return self._send(200, "<html><body>Größe</body></html>".encode("latin-1"), kind="text/html")
-        if fault is not None and fault.truncated:
-            return self._send(200, b'[{"id": "ocid1', truncated=True)
-        if fault is not None:
-            return self._send_error(fault.status, fault.code, fault.message)
-        with self.server.lock:
-            return self._route(re.sub(r"^/\d{8}(?=/)", "", unquote(path)), parse_qs(query), body)
+            self._route(re.sub(r"^(/\d{8})+(?=/)", "", unquote(path)), parse_qs(query), body)
 
     do_GET = do_POST = _handle
 
     def _route(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
-        resources = self.server.resources
-        if self.command == "GET" and path == "/n":
-            return self._send(200, json.dumps(NAMESPACE).encode())
+        collection = next((key for key in self.server.collections if path.endswith(key)), None)
         if path.endswith("/kubeconfig/content"):
             self.server.bodies.append(json.loads(body or b"{}"))
-            return self._send(200, resources.kubeconfig.encode(), kind="application/x-yaml")
-        if "/resourceAvailability" in path:
-            return self._send(200, json.dumps(resources.objects["/resourceAvailability"]).encode())
-        if "/limitValues" in path:
-            return self._send_page("/20181025/limitValues", query)
-        if self.command == "POST" and path == "/container/repositories":
-            repository = {**json.loads(body), "id": ocid("containerrepo", "new"), "lifecycleState": "AVAILABLE"}
-            self.server.bodies.append(repository)
-            resources.collections[path].append(repository)
-            return self._send(200, json.dumps(repository).encode())
-        if self.command == "GET" and path in resources.collections:
-            return self._send_page(path, query)
-        resource = resources.objects.get(path)
-        if resource is None:
-            return self._send_error(
-                404, "NotAuthorizedOrNotFound", "Authorization failed or requested resource not found."
-            )
-        return self._send(200, json.dumps(resource).encode())
+            self._send(200, self.server.kubeconfig.encode(), "application/x-yaml")
+        elif self.command == "POST" and collection is not None:
+            created = {**json.loads(body), "id": ocid("containerrepo", "new"), "lifecycleState": "AVAILABLE"}
+            self.server.bodies.append(created)
+            self.server.collections[collection].append(created)
+            self._send(200, json.dumps(created).encode())
+        elif collection is not None:
+            self._send_page(collection, query)
+        elif path in self.server.objects:
+            self._send(200, json.dumps(self.server.objects[path]).encode())
+        else:
+            self._send(404, json.dumps({"code": "NotAuthorizedOrNotFound", "message": "not found"}).encode())
 
     def _send_page(self, path: str, query: dict[str, list[str]]) -> None:
-        items = self.server.resources.collections[path]
-        start, size = int(query.get("page", ["0"])[0]), PAGE_SIZE
-        name = query.get("displayName", [None])[0]
-        items = [item for item in items if name is None or item.get("displayName") == name]
-        if path == "/container/repositories" and query.get("compartmentIdInSubtree") != ["true"]:
-            items = [item for item in items if item.get("compartmentId", TENANCY) == query["compartmentId"][0]]
-        more = {"opc-next-page": str(start + size)} if start + size < len(items) else {}
-        page: Any = items[start : start + size]
+        start, name = int(query.get("page", ["0"])[0]), query.get("displayName", [None])[0]
+        items = [item for item in self.server.collections[path] if name is None or item.get("displayName") == name]
+        more = {"opc-next-page": str(start + PAGE_SIZE)} if start + PAGE_SIZE < len(items) else {}
+        page: Any = items[start : start + PAGE_SIZE]
         if path == "/container/repositories":
             page = {"items": page, "repositoryCount": len(items)}
-        self._send(200, json.dumps(page).encode(), extra=more)
+        self._send(200, json.dumps(page).encode(), **more)
 
-    def _send_error(self, status: int, code: str, message: str) -> None:
-        self._send(status, json.dumps({"code": code, "message": message}).encode())
-
-    def _send(
-        self,
-        status: int,
-        body: bytes,
-        *,
-        kind: str = "application/json",
-        extra: Json | None = None,
-        truncated: bool = False,
-    ) -> None:
-        length = {"Content-Length": str(len(body) + 100)} if truncated else {}
-        self.reply(status, body, {"content-type": kind, "opc-request-id": "REQUEST/7", **length, **(extra or {})})
-        if truncated:
-            self.close_connection = True
+    def _send(self, status: int, body: bytes, kind: str = "application/json", **more: str) -> None:
+        self.reply(status, body, {"content-type": kind, "opc-request-id": "REQUEST/7", **more})

@@ -108,7 +108,7 @@ def oke(
     signer = (keys.key_id, keys.public_pem)
     cluster = running_cluster(workspace, tiny_model, tiny_data, signer=signer)
     with FakeTenancy(keys) as tenancy, cluster:
-        tenancy.resources.kubeconfig = cluster.kubeconfig_text()
+        tenancy.kubeconfig = cluster.kubeconfig_text()
         keys.write_config(bare_project.folder)
         endpoint = f"from tasks.oci import clients; clients.ENDPOINT = {tenancy.url!r}; "
         install_forked_inv(bare_project.folder / "bin", bare_project.server, before=endpoint)

@@ -44,7 +44,7 @@ def test_accepted_credentials_report_region_and_namespace(tenancy: FakeTenancy, 
 
 
 def test_a_list_is_read_to_its_last_page_with_retries(tenancy: FakeTenancy, settings: Make) -> None:
-    tenancy.resources.collections["/clusters"] = [{"id": ocid("cluster", str(n))} for n in range(7)]
+    tenancy.collections["/clusters"] = [{"id": ocid("cluster", str(n))} for n in range(7)]
     tenancy.fail("/clusters", 503, "Busy", times=2)
     assert len(listed(settings())) == 7
     assert tenancy.count_requests("GET .*/clusters") == 6
@@ -70,17 +70,13 @@ def test_an_error_of_the_api_is_one_line_with_what_to_do(case: Case) -> None:
     assert "REQUEST/7" in str(error)
 
 
-DENIED = r"NotAuthorizedOrNotFound: .*Allow group GROUP to read clusters in tenancy"
-
-
 @pytest.mark.parametrize(
     ("fault", "tries", "error", "expected"),
     [
         ({"status": 503, "code": "Busy"}, 5, RetryableError, r"503 Busy: refused; .*REQUEST/7"),
-        ({"status": 403, "code": "NotAuthorizedOrNotFound"}, 1, UsageError, DENIED),
+        ({"status": 403, "code": 7}, 1, UsageError, "403 7: refused; .*Allow group GROUP to read clusters in tenancy"),
         ({"status": 401, "code": "NotAuthenticated"}, 1, UsageError, r"profile DEFAULT of ~/.oci/config .*clock right"),
-        ({"status": 403, "code": 7, "message": "blocked"}, 1, UsageError, "403 7: blocked"),
-        ({"status": 200, "html": True}, 1, RetryableError, "not an API response: .*; is a proxy"),
+        ({"status": 200, "html": "<html>Größe</html>"}, 1, RetryableError, "not an API response: .*; is a proxy"),
     ],
 )
 def test_an_answer_that_is_not_a_list_is_one_line(
@@ -98,7 +94,7 @@ def test_a_service_that_is_not_reached_is_a_retryable_error(settings: Make, monk
         listed(settings())
 
 
-@pytest.mark.parametrize("phrase", ["plain", "p äss'\"$(rm)\\n;=%s 🔑", "#hash"])
+@pytest.mark.parametrize("phrase", ["p äss'\"$(rm)\\n;=%s 🔑", "#hash"])
 def test_a_key_with_a_pass_phrase_of_any_letters_signs(
     settings: Make, project: Path, keys: ApiKey, phrase: str
 ) -> None:
@@ -139,7 +135,7 @@ def test_a_wrong_setting_is_one_line(settings: Make, text: str, expected: str) -
 
 
 def test_compartments_with_the_same_name_are_all_listed(tenancy: FakeTenancy, settings: Make) -> None:
-    tenancy.resources.collections["/compartments"] += [
+    tenancy.collections["/compartments"] += [
         {"id": ocid("compartment", "other"), "name": "team-1", "lifecycleState": "ACTIVE"}
     ]
     chosen = settings("tenancy: {compartment: team-1}")
@@ -162,7 +158,7 @@ def test_no_secret_is_in_an_error_or_a_repr(
         assert not [text for text in texts if secret in text]
 
 
-@pytest.mark.parametrize("verb", ["show", "repository", "kubeconfig", "check"])
+@pytest.mark.parametrize("verb", ["show", "check"])
 def test_without_the_sdk_one_line_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, context: Callable[..., Context], verb: str
 ) -> None:
@@ -173,6 +169,6 @@ def test_without_the_sdk_one_line_says_how_to_get_it(
     if verb == "check":
         run_command = functools.partial(doctor.login, CheckContext(load(context())))
     else:
-        run_command = functools.partial(getattr(commands, verb), context())
+        run_command = functools.partial(commands.show, context())
     with pytest.raises(UsageError, match=r"oci.*; type: make sdk"):
         run_command()
