@@ -26,7 +26,6 @@ class Rates:
     headline: float
     train_with: float
     any_word: float
-    without_interval: float
 
 
 def fleet(configurations: int, workers: int, processes: int = 1, drift: str = "none", **changed: float) -> Scenario:
@@ -46,12 +45,10 @@ def fleet(configurations: int, workers: int, processes: int = 1, drift: str = "n
 def equal(world: Scenario, runs: int) -> Rates:
     """Measure runs of equal configurations."""
     random = np.random.default_rng(15)
-    train_with, any_word, intervals, count, best, heads = 0, 0, 0, 0, 0, 0
+    train_with, any_word, best, heads = 0, 0, 0, 0
     for _ in range(runs):
         summary = summarize(world.run(random))
         ratios = [row.useful_tokens_ratio for row in summary.rows if row.useful_tokens_ratio is not None]
-        count += len(ratios)
-        intervals += sum(ratio.low is not None and ratio.high is not None for ratio in ratios)
         headline = max(ratios, key=lambda ratio: ratio.value)
         if headline.low is not None and headline.high is not None:
             heads += 1
@@ -62,7 +59,6 @@ def equal(world: Scenario, runs: int) -> Rates:
         headline=best / heads if heads else float("nan"),
         train_with=train_with / runs,
         any_word=any_word / runs,
-        without_interval=1.0 - intervals / count,
     )
 
 

@@ -14,7 +14,7 @@ PROGRAM = """
 import signal, sys, time
 signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
 from tasks.cli import program
-SECONDS = 1 if sys.argv[1] == "nohup" else 20  # a signal just before the sleep is handled after it
+SECONDS = 0.2 if sys.argv[1] == "nohup" else 20  # a signal just before the sleep is handled after it
 program._InvProgram.run_argv = lambda *_: (print("started", flush=True), time.sleep(SECONDS))
 sys.exit(program.main(["inv"]))
 """

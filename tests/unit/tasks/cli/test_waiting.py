@@ -36,6 +36,9 @@ def test_a_terminal_has_text_time_and_share_after_a_moment_and_nothing_at_the_en
         line.set_text("fetching, 75 %")
         assert line.render().plain == "[1:15] fetching, 75 %"
     assert not scene.out.getvalue().endswith("fetching, 75 %\n")
+    with (short := Scene()).wait(is_terminal=False):
+        pass
+    assert short.out.getvalue() == ""
 
 
 def test_a_pipe_has_a_line_after_each_silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,14 +54,6 @@ def test_a_pipe_has_a_line_after_each_silence(monkeypatch: pytest.MonkeyPatch) -
         scene.now = 30.0
         assert has_printed.wait(30)
     assert scene.out.getvalue().startswith("[0:30] fetching\n")
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_short_wait_prints_no_text(is_terminal: bool) -> None:
-    scene = Scene()
-    with scene.wait(is_terminal=is_terminal):
-        pass
-    assert "fetching" not in scene.out.getvalue()
 
 
 def test_a_wait_within_another_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
