@@ -66,6 +66,6 @@ def _print(survey: Json, derived: Json) -> None:
     errors = survey["errors"]
     to_yaml = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
     remedies = [f"no {part}: {remedy}" for part, remedy in _IF_EMPTY.items() if not survey[part] and not errors]
-    found = {name: value for name, value in survey.items() if name != "errors"}
-    print("\n".join([to_yaml(found), *remedies, *(f"! {line}" for line in errors)]))
+    shown = {name: value for name, value in survey.items() if name != "errors"}
+    print("\n".join([to_yaml(shown), *remedies, *(f"! {line}" for line in errors)]))
     print(f"\nsettings for ~/.invoke.yaml:\n\n{to_yaml(derived)}")

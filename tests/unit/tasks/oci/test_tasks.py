@@ -39,8 +39,8 @@ def home(project: Path) -> Path:
 def test_the_tenancy_is_shown_with_the_derived_settings(context: Make, capsys: Capture) -> None:
     answer = show_tenancy(context())
     print_answer(answer)
-    found, _, settings = capsys.readouterr().out.partition("settings for ~/.invoke.yaml:")
-    assert yaml.safe_load(found) | {"errors": []} == answer.data["tenancy"]
+    survey, _, settings = capsys.readouterr().out.partition("settings for ~/.invoke.yaml:")
+    assert yaml.safe_load(survey) | {"errors": []} == answer.data["tenancy"]
     derived, handle = answer.data["settings"], f"{ocid('filesystem', 'fs')}:10.0.20.5:/models"
     assert yaml.safe_load(settings) == derived
     assert derived == {
