@@ -64,8 +64,11 @@ def survey_tenancy(settings: Settings) -> Json:
 
 def _print(survey: Json, derived: Json) -> None:
     errors = survey["errors"]
-    to_yaml = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
     remedies = [f"no {part}: {remedy}" for part, remedy in _IF_EMPTY.items() if not survey[part] and not errors]
     shown = {name: value for name, value in survey.items() if name != "errors"}
-    print("\n".join([to_yaml(shown), *remedies, *(f"! {line}" for line in errors)]))
-    print(f"\nsettings for ~/.invoke.yaml:\n\n{to_yaml(derived)}")
+    print("\n".join([_to_yaml(shown), *remedies, *(f"! {line}" for line in errors)]))
+    print(f"\nsettings for ~/.invoke.yaml:\n\n{_to_yaml(derived)}")
+
+
+def _to_yaml(data: Json) -> str:
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
