@@ -14,14 +14,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
+from bench.records import student
 from bench.records.result import Measurement, TrialResult
 from bench.records.status import ExitCode, Failure, TrialStatus
 from bench.records.version import SCHEMA_VERSION, VERSION
 from reports.comparison import comparability
-from reports.comparison.comparability import ConditionDifference
+from reports.comparison.comparability import ConditionDifference, Conditions
 from reports.comparison.hypotheses import Hypothesis, VerdictLabel, judge
 from reports.read import measurements
 from reports.read.loaded_run import Configuration, Run
@@ -31,7 +32,8 @@ from reports.statistics.per_process import ProcessSteps, describe
 from reports.statistics.pooling import Spread
 
 RESOLUTION = 0.03  # a comparison that could not have shown 3 % does not call two runs the same
-DAY_EFFECT_PERCENT = 1.0  # runs of equal code on one machine were 0.5 % apart
+DAY_EFFECT_PERCENT = 1.0  # unless earlier runs show it; runs of equal code on one machine were 0.5 % apart
+MIN_EARLIER_RUNS = 4  # from which on they show the effect of the day
 ALLOW_UNKNOWN = "unknown"
 ALLOWABLE = (*comparability.NAMES, ALLOW_UNKNOWN)
 ELAPSED, STEADY = "elapsed_useful_tokens_per_sec", "steady_useful_tokens_per_sec"
@@ -145,8 +147,9 @@ def compare(
     allow: Iterable[str] = (),
     tolerance: float = 0.01,
     day_effect_percent: float = DAY_EFFECT_PERCENT,
+    earlier: Sequence[Run] = (),
 ) -> Comparison:
-    """Compare later runs with earlier ones.
+    """Compare later runs with earlier ones; `earlier` are further runs that may show the effect of the day.
 
     Raises CompareError for a repeated run, and one whose conditions no successful trial reports.
     """
@@ -170,11 +173,22 @@ def compare(
         measured = [_values(run) for run in runs]
         values, drift = [each for each, _ in measured], sum(half for _, half in measured)
         rows = _compare_all(values[: len(before)], values[len(before) :], runs, same_gpus)
-    day_percent = day_effect_percent + 100.0 * math.expm1(drift) if len(runs) == 2 else 0.0
-    tested = [Hypothesis(mean=mean, day=math.log1p(day_percent / 100.0)) for _, mean in rows if mean is not None]
+    days: Mapping[str, float] = {}
+    if len(runs) == 2:
+        known = _day_effects(earlier, conditions[0])
+        days = {
+            row.configuration: known.get(row.configuration, day_effect_percent) + 100.0 * math.expm1(drift)
+            for row, _ in rows
+        }
+    tested = [
+        Hypothesis(mean=mean, day=math.log1p(days.get(row.configuration, 0.0) / 100.0))
+        for row, mean in rows
+        if mean is not None
+    ]
     verdicts = iter(judge(tested, max(RESOLUTION, tolerance)))
     judged = [
-        row if mean is None else replace(row, day_percent=day_percent, **asdict(next(verdicts))) for row, mean in rows
+        row if mean is None else replace(row, day_percent=days.get(row.configuration, 0.0), **asdict(next(verdicts)))
+        for row, mean in rows
     ]
     worse = _worse_outcomes(before, after)
     planned = [_configurations(run) for run in runs]
@@ -323,6 +337,26 @@ def _side(runs: Sequence[list[Sample]]) -> RunSide:
         n_workers=len({sample.worker for samples in runs for sample in samples}),
         n_processes=sum(map(len, runs)),
     )
+
+
+def _day_effects(earlier: Sequence[Run], conditions: Conditions) -> dict[str, float]:
+    """Map a configuration to the percent by which two runs of equal code differ in 95 %, by the earlier runs.
+
+    At least MIN_EARLIER_RUNS must have its trial under the same conditions. A difference of two runs has twice the
+    variance of one: Student's t times the root of 2 times the deviation between runs.
+    """
+    logs: dict[str, list[float]] = {}
+    for run in earlier:
+        if not comparability.find_differences([conditions, comparability.read_conditions(run)]):
+            planned = _configurations(run)
+            for digest, quantities in _values(run)[0].items():
+                if (STEADY, "{}") in quantities:
+                    logs.setdefault(planned[digest].label, []).append(_level(quantities[STEADY, "{}"]))
+    return {
+        label: 100.0 * math.expm1(math.sqrt(2.0) * stdev(known) * student.quantile(0.95, len(known) - 1.0))
+        for label, known in logs.items()
+        if len(known) >= MIN_EARLIER_RUNS
+    }
 
 
 def _worse_outcomes(before: Sequence[Run], after: Sequence[Run]) -> dict[str, str]:

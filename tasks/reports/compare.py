@@ -4,6 +4,7 @@ Exit codes: 0 same or faster, 1 slower beyond the tolerance and the effect of th
 machines or inputs, no common configuration), 5 undecided (too much noise, a single process, or perhaps the day).
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -15,11 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records.atomic_files import write_atomic
+from bench.records.checksummed import ResultError
+from bench.records.paths import RUN_FILE
+from bench.records.run import RunRecord
 from reports import formatting
 from reports.comparison import compare as comparing
 from reports.comparison.compare import ELAPSED, STEADY, ComparedRow, Comparison, to_json
 from reports.read import measurements
-from reports.read.loaded_run import ReportError, ReportWriteError, make_report_folder
+from reports.read.loaded_run import ReportError, ReportWriteError, Run, make_report_folder
 from reports.read.run_folder import load as load_run
 from reports.training import comparison
 from tasks.cli.command_result import CommandResult
@@ -27,10 +31,11 @@ from tasks.cli.flags import parse_names
 from tasks.cli.terminal import console, ruled_table
 from tasks.errors import RetryableError, TaskFailed, Undecided, UsageError, file_errors, translate_errors
 from tasks.fleet.run_store import find_run, is_training
-from tasks.settings.layers import load
+from tasks.settings.layers import Settings, load
 from tasks.settings.sources import display_path
 
 COMPARE_FILE = "compare.json"
+_MAX_EARLIER_RUNS = 20
 _METRIC_LABELS = {ELAPSED: "useful tokens/s", STEADY: "useful tokens/s, steady"}
 
 
@@ -55,22 +60,51 @@ def compare_runs(
         return CommandResult(
             kind="comparison.trainings", data=data, failure=higher if compared.verdict == "higher" else None
         )
+    result = _compare_benchmarks(settings, sides[0], sides[1], allow=allowed, tolerance=tolerance / 100.0, out=out)
+    return CommandResult(kind="comparison", data=json.loads(to_json(result)), failure=_find_failure(result))
+
+
+def _compare_benchmarks(
+    settings: Settings,
+    before: Sequence[Path],
+    after: Sequence[Path],
+    *,
+    allow: Sequence[str],
+    tolerance: float,
+    out: str | None,
+) -> Comparison:
+    """Compare benchmark runs, write compare.json and print the result."""
     with (
         translate_errors(UsageError, ReportError, comparing.CompareError),
         translate_errors(RetryableError, ReportWriteError),
     ):
+        sides = [[load_run(folder) for folder in folders] for folders in (before, after)]
         result = comparing.compare(
-            *([load_run(folder) for folder in side] for side in sides),
-            allow=allowed,
-            tolerance=tolerance / 100.0,
+            *sides,
+            allow=allow,
+            tolerance=tolerance,
             day_effect_percent=settings.bench.day_effect_percent,
+            earlier=[*sides[0], *_earlier_runs(settings.results_folder, sides[0][0], [*before, *after])],
         )
-        path = make_report_folder(folders[-1]) / COMPARE_FILE if out is None else Path(out)
+        path = make_report_folder(after[-1]) / COMPARE_FILE if out is None else Path(out)
     with file_errors(f"{path}: cannot be written", "choose another path with --out"):
         write_atomic(path, to_json(result))
     print_comparison(result)
     print(display_path(path.absolute()))
-    return CommandResult(kind="comparison", data=json.loads(to_json(result)), failure=_find_failure(result))
+    return result
+
+
+def _earlier_runs(results_folder: Path, like: Run, without: Sequence[Path]) -> list[Run]:
+    """Load the newest other runs that planned a trial of `like`, without unreadable ones."""
+    wanted = {planned.trial.digest() for planned in like.record.planned}
+    runs: list[Run] = []
+    for path in sorted(results_folder.glob(f"*/{RUN_FILE}"), reverse=True):
+        if path.parent.is_symlink() or path.parent.resolve() in without or len(runs) == _MAX_EARLIER_RUNS:
+            continue
+        with contextlib.suppress(ResultError, ReportError):
+            if wanted & {planned.trial.digest() for planned in RunRecord.read(path).planned}:
+                runs.append(load_run(path.parent))
+    return runs
 
 
 def compare_trainings(folders: Sequence[Path]) -> comparison.TrainingComparison:

@@ -109,7 +109,11 @@ class BenchSection:
         None, "processes per trial and worker; null: 2 where one worker compares configurations, else 1", ge=1, le=100
     )
     day_effect_percent: float = setting(
-        1.0, "difference of two runs of equal code, for inv compare", unit="percent", ge=0, le=100
+        1.0,
+        "difference of two runs of equal code, for inv compare; from four earlier runs on, they show it",
+        unit="percent",
+        ge=0,
+        le=100,
     )
     quality: bool = setting(
         False, "true: also compare the held-out loss of the fastest configuration with the reference (section quality)"

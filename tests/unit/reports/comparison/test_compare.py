@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import statistics
 import zlib
 from dataclasses import replace
 
@@ -90,6 +91,17 @@ def test_a_slower_configuration_is_named_and_fails(runs):
 def test_between_two_runs_only_a_difference_beyond_the_day_is_one_of_speed(runs, speed, options, verdict, exit_code):
     comparison = pair(runs({}, {"optimized": speed}, shake=1e-4), **options)
     assert (verdicts(comparison)["optimized"], comparison.exit_code) == (verdict, exit_code)
+
+
+def test_four_earlier_runs_show_the_effect_of_the_day(runs):
+    """Earlier runs are 3 % apart, so 2 % between two runs may be the day; without them it is a difference."""
+    first, second, *earlier = runs({}, {"optimized": 0.204}, {}, {"optimized": 0.206}, {"optimized": 0.203}, shake=1e-4)
+    assert verdicts(pair([first, second], earlier=[first, *earlier[:2]]))["optimized"] == "slower"
+    compared = pair([first, second], earlier=[first, *earlier])
+    row = next(row for row in compared.rows if row.configuration == "optimized")
+    deviation = statistics.stdev([math.log(seconds) for seconds in (0.2, 0.2, 0.206, 0.203)])
+    assert math.log1p(row.day_percent / 100.0) == pytest.approx(3.182446 * 2**0.5 * deviation, rel=1e-5)
+    assert row.verdict == "differs"
 
 
 def test_several_runs_on_each_side_measure_the_day_themselves(runs):

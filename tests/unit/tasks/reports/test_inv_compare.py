@@ -71,6 +71,18 @@ def test_a_slower_run_fails_with_1_and_names_the_worst(capsys):
     assert "slower" in capsys.readouterr().out
 
 
+def test_the_other_runs_in_the_folder_show_the_effect_of_the_day(project):
+    for name, speed in (("d", 0.16), ("e", 0.15), ("f", 0.165)):
+        record = synthetic.record(run_id=name)
+        speeds = {"baseline": 0.16, "optimized": speed}
+        synthetic.write_run(project.root / "results" / name, record, speeds=speeds, exact=True)
+    compare(Context(), "a", "b")
+    rows = json.loads((project.root / "results/b/report/compare.json").read_text())["rows"]
+    days = {row["configuration"]: row["day_percent"] for row in rows}
+    assert days["baseline"] < 0.1  # five runs as fast as each other
+    assert days["optimized"] > 50.0  # one of them, c, took twice the time
+
+
 def test_an_uncollected_run_must_be_collected_before_differences_are_allowed(project):
     for result in (project.root / "results/a/trials").glob("*/result.json"):
         environment = {"kind": "environment", "packages": {"torch": "2.11.0"}}
