@@ -44,10 +44,6 @@ def connect(target: Target) -> "ApiClient":
         raise Misconfigured(
             f"context {target.context}: {collapse_whitespace(error)}", remedy="fix the kubeconfig"
         ) from error
-    except (AttributeError, TypeError) as error:  # a number instead of text; the client's message may hold the value
-        raise Misconfigured(
-            f"context {target.context}: a value is not text", remedy="put quotes around it in the kubeconfig"
-        ) from error
     if "exec" in target.user_config and "token" in user:
         configuration.refresh_api_key_hook = partial(_renew_token, credentials)  # type: ignore[assignment]
     parts = urlsplit(str(configuration.host))

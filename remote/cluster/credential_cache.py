@@ -1,7 +1,6 @@
 """Credentials of a kubeconfig's program, kept while they are valid: kubectl would run it for each of its commands.
 
 kubectl reads the answer in a kubeconfig that only this user can read, in a temporary folder, until this process ends.
-If the answer has no time at which it expires, kubectl runs the program itself.
 """
 
 import atexit
@@ -66,7 +65,6 @@ class Credentials:
         self._status: Mapping[str, Any] | None = None
         self._written: Mapping[str, Any] | None = None
         self._renew_at = 0.0
-        self._is_kept, self._is_used = bool(self._program), False
 
     def status(self) -> Mapping[str, Any]:
         """Return the status of the program's ExecCredential, renewed before it expires. Raises Misconfigured."""
@@ -79,45 +77,39 @@ class Credentials:
                 if not status.keys() & {"token", "clientCertificateData"}:
                     raise LookupError("token")
                 expires = status.get("expirationTimestamp")
-                until = None if expires is None else datetime.datetime.fromisoformat(expires).timestamp()
+                until = float("inf") if expires is None else datetime.datetime.fromisoformat(expires).timestamp()
             except (LookupError, TypeError, ValueError) as error:
                 raise self._error("did not print a credential") from error
-            now = time.time()
-            self._renew_at = float("inf") if until is None else min(now + MAX_KEPT_SEC, until - MIN_VALIDITY_SEC)
-            self._is_kept = now < self._renew_at < float("inf")
-            return self._status
+            self._renew_at = min(time.time() + MAX_KEPT_SEC, until - MIN_VALIDITY_SEC)
+            return status
 
     def user(self) -> dict[str, Any]:
         """Return the kubeconfig's user, with the program's answer in its place. Raises Misconfigured."""
         user = dict(self._target.user_config)
         if user.pop("exec", None):
             status = self.status()
-            user |= {"token": status["token"]} if "token" in status else {}
+            user |= {"token": str(status["token"])} if "token" in status else {}
             for theirs, ours in _CERTIFICATE.items():
                 if theirs in status:
                     user[ours] = base64.b64encode(str(status[theirs]).encode()).decode()
         return user
 
     def kubeconfig(self) -> str | None:
-        """Return the path of a kubeconfig with the kept answer; None if kubectl is to run the program itself.
-
-        Without an answer the first command does: it may be the only one, and writing the file takes as long as two.
-        """
+        """Return the path of a kubeconfig with the kept answer; None if kubectl is to run the program itself."""
         with self._lock:
-            is_first, self._is_used = not self._is_used and self._status is None, True
-            if not self._is_kept or is_first:
+            if not self._program:
                 return None
             path = private_folder() / f"kubeconfig-{id(self)}.json"
             try:
                 users = [{"name": self._target.user, "user": self.user()}]
-                if self._is_kept and self._written is not self._status:
+                if self._written is not self._status:
                     with open_atomic(path, mode=0o600) as file:
                         file.write(json.dumps({**self._target.config, "users": users}).encode())
                     self._written = self._status
             except (Misconfigured, OSError) as error:
                 _logger.info("credentials are not kept: %s", type(error).__name__)  # its text may hold them
-                self._is_kept = False
-            return str(path) if self._is_kept else None
+                return None
+            return str(path) if time.time() < self._renew_at else None
 
     def _run(self) -> bytes:
         """Run the program, on this terminal if it may ask for a login. Raises Misconfigured."""

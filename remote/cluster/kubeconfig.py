@@ -60,12 +60,6 @@ def resolve(*, kubeconfig: str | None, context: str | None, namespace: str, prov
     files = [Path(name) for name in paths.split(os.pathsep) if name and Path(name).exists()]
     if not files:
         raise Misconfigured(f"kubeconfig {paths}: not found", remedy=provider.texts["kubeconfig"])
-    for file in files:
-        if not file.is_file():  # a pipe, such as a shell's `<(program)`
-            raise Misconfigured(
-                f"kubeconfig {file}: cannot be read: not a regular file",
-                remedy="use a regular file, which kubectl reads for each command",
-            )
     kubectl = Kubectl(namespace=namespace, context=context, kubeconfig=kubeconfig)
     run = partial(run_kubectl, label="kubectl config", timeout_sec=CREDENTIAL_TIMEOUT_SEC)
     view = run(kubectl.argv("config", "view", "--raw", "--minify", "--flatten", "--output=json"))

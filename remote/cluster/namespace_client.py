@@ -45,7 +45,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """API path of a kind. `is_optional`: its controller may not be installed."""
+    """API path of a kind. `is_optional`: it may not be installed, or only readable for administrators."""
 
     api: str
     plural: str
@@ -59,7 +59,7 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "Namespace": Kind(api="/api/v1", plural="namespaces", is_namespaced=False),
-    "PersistentVolume": Kind(api="/api/v1", plural="persistentvolumes", is_namespaced=False),
+    "PersistentVolume": Kind(api="/api/v1", plural="persistentvolumes", is_namespaced=False, is_optional=True),
     "PersistentVolumeClaim": Kind(api="/api/v1", plural="persistentvolumeclaims"),
     "ServiceAccount": Kind(api="/api/v1", plural="serviceaccounts"),
     "ConfigMap": Kind(api="/api/v1", plural="configmaps"),
@@ -81,7 +81,6 @@ _KUBECTL_TIMEOUT_SEC = 120.0
 _MAX_RESPONSE_VALUES = 10_000_000
 _RETRY_PAUSES_SEC = (0.5, 1.0, 2.0, 4.0)
 _JSON = "application/json"
-_OBJECT_SECTIONS = ("metadata", "spec", "status")
 # Only metadata of Secrets is requested; a server that ignores this Accept header would send the content.
 _METADATA = f"{_JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1,{_JSON}"
 _METADATA_LIST = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,{_JSON}"
@@ -201,24 +200,18 @@ class Cluster:
     def _get_items(
         self, path: str, query: Mapping[str, str] | None = None, accept: str = _JSON
     ) -> list[dict[str, Any]]:
-        return self._parse_items(path, self._get(path, query, accept=accept))
-
-    def _parse_items(self, path: str, answer: Object) -> list[dict[str, Any]]:
-        """Return the items of a list. Raises Unreachable if an item has no name or is not an object."""
-        items = answer.get("items") or []
-        if not isinstance(items, list) or not all(_is_object(item) for item in items):
-            raise self._response_error(path, "is not from Kubernetes: an item has no name", CHECK_NETWORK)
+        items: list[dict[str, Any]] = self._get(path, query, accept=accept).get("items") or []
         return items
 
     def list_fleet_objects(self, kind: str) -> list[dict[str, Any]]:
         """List the fleet's objects of a kind in the target's namespace, or in the cluster for cluster-wide kinds.
 
         Empty for an unknown kind, and for an optional kind that may not be read: RBAC answers 403, not 404, for a kind
-        that is not installed (observed with 1.34).
+        that is not installed (observed with 1.34). The content of Secrets is not requested.
         """
-        resource = KINDS[kind]
+        resource, accept = KINDS[kind], _METADATA_LIST if kind == "Secret" else _JSON
         try:
-            items = self._get_items(self._path(resource), {"labelSelector": PART_OF})
+            items = self._get_items(self._path(resource), {"labelSelector": PART_OF}, accept)
         except (Forbidden, ObjectNotFound) as error:
             if isinstance(error, Forbidden) and not resource.is_optional:
                 raise
@@ -245,11 +238,6 @@ class Cluster:
         """Return True if an object of this kind and name exists. Its content is not requested."""
         return self._get_or_none(f"{self._path(kind)}/{name}", accept=_METADATA) is not None
 
-    def secrets(self) -> list[dict[str, Any]]:
-        """List names and labels of the fleet's Secrets. Their content is not requested."""
-        items = self._get_items(self._path(KINDS["Secret"]), {"labelSelector": PART_OF}, accept=_METADATA_LIST)
-        return [{"apiVersion": "v1", "kind": "Secret", "metadata": item["metadata"]} for item in items]
-
     def _get_or_none(self, path: str, *, accept: str = _JSON) -> dict[str, Any] | None:
         try:
             return self._get(path, accept=accept)
@@ -258,17 +246,17 @@ class Cluster:
 
     def live_objects(self) -> list[dict[str, Any]]:
         """List every object in the cluster that is part of this fleet, except pods and Secrets."""
-        kinds = [kind for kind in KINDS if kind not in ("Secret", "Namespace", "PersistentVolume")]
+        kinds = [kind for kind in KINDS if kind not in ("Secret", "Namespace")]
         with ThreadPoolExecutor(max_workers=6) as pool:
             objects = [item for items in pool.map(self.list_fleet_objects, kinds) for item in items]
-        try:
-            volumes = self.list_fleet_objects("PersistentVolume")
-        except Forbidden:
-            volumes = []  # an operator restricted to one namespace; without FSS there are no volumes
-        own = [volume for volume in volumes if _claim_namespace(volume) == self.target.namespace]
         namespace = self.namespace()
         first = [{**namespace, "apiVersion": "v1", "kind": "Namespace"}] if namespace is not None else []
-        return [*first, *objects, *own]
+        return [*first, *(item for item in objects if item["kind"] != "PersistentVolume" or self._claims(item))]
+
+    def _claims(self, volume: Object) -> bool:
+        """Check whether a volume is bound to a claim in our namespace."""
+        claim = volume["spec"].get("claimRef") or {}
+        return claim.get("namespace") == self.target.namespace
 
     def pods(self) -> list[dict[str, Any]]:
         return self._get_items(self._path(POD), {"labelSelector": PART_OF})
@@ -316,7 +304,8 @@ class Cluster:
         """Return what the server would store if these objects were applied. Raises like `apply`."""
         completed = self._run_kubectl((*_APPLY, "--dry-run=server", "--output=json"), objects)
         answer = self._parse("a dry run", completed.stdout)
-        return self._parse_items("a dry run", answer if answer.get("kind") == "List" else {"items": [answer]})
+        items: list[dict[str, Any]] = answer["items"] if answer.get("kind") == "List" else [answer]
+        return items
 
     def check_creation(self, objects: Sequence[Object]) -> None:
         """Have the server try the creation of objects, under other names than theirs. Raises like `apply`."""
@@ -366,18 +355,6 @@ def _parse_date(date: str) -> float | None:
         parsed = parsedate_tz(date)
         return None if parsed is None else float(mktime_tz(parsed))
     return None
-
-
-def _claim_namespace(volume: Mapping[str, Any]) -> object:
-    """Return the namespace of a persistent volume's claim; None if it is not bound."""
-    claim = volume.get("spec", {}).get("claimRef")
-    return claim.get("namespace") if isinstance(claim, dict) else None
-
-
-def _is_object(item: object) -> bool:
-    if not isinstance(item, dict) or not all(isinstance(item.get(key, {}), dict) for key in _OBJECT_SECTIONS):
-        return False
-    return isinstance(item.get("metadata", {}).get("name"), str)
 
 
 def _name_and_namespace(resource: Object) -> dict[str, str]:

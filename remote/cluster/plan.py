@@ -13,11 +13,10 @@ from typing import Any
 
 from remote.cluster.labels import COMPONENT_LABEL, Object, is_owned
 from remote.cluster.manifests import DIGEST_ANNOTATION, to_yaml
-from remote.hosts.pods.kubectl import object_errors
 
 
 class Verb(Enum):
-    """Change to one object. `after`: what the server would store, if it said so."""
+    """Kind of change to one object."""
 
     KEEP = "unchanged"
     CREATE = "create"
@@ -25,14 +24,6 @@ class Verb(Enum):
     REPLACE = "replace"
     DELETE = "delete"
     LEAVE = "leave"
-
-
-_RBAC_VERBS = {
-    Verb.CREATE: ("create", "patch"),
-    Verb.APPLY: ("patch",),
-    Verb.REPLACE: ("create", "delete", "patch"),
-    Verb.DELETE: ("delete",),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +70,6 @@ class ClusterPlan:
         ended = self.with_verb(Verb.REPLACE, Verb.DELETE)
         return tuple(a for a in ended if a.kind in ("Job", "JobSet") and not is_being_deleted(a.live))
 
-    @property
-    def permissions(self) -> tuple[tuple[str, str], ...]:
-        """RBAC permissions (verb, kind) that the plan needs in addition to reading."""
-        needed = [(action.verb, action.kind) for action in self.changes]
-        needed += [(Verb.CREATE, "Secret")] if self.makes_secret else []
-        return tuple(sorted({(right, kind) for verb, kind in needed for right in _RBAC_VERBS[verb]}))
-
 
 # Kept after they left the manifests: a volume has data, and a namespace may have objects of others.
 _NEVER_DELETED_KINDS = ("Namespace", "PersistentVolume", "PersistentVolumeClaim", "Secret")
@@ -94,7 +78,6 @@ _IMMUTABLE_KINDS = ("Job", "JobSet", "PersistentVolume", "PersistentVolumeClaim"
 _SERVER_METADATA = ("generation", "managedFields", "resourceVersion")
 
 
-@object_errors()
 def plan(
     desired: Sequence[Object],
     live: Sequence[Object],
@@ -125,7 +108,6 @@ def plan(
     return ClusterPlan(actions=tuple(actions), makes_secret=makes_secret)
 
 
-@object_errors()
 def comparable(desired: Sequence[Object], live: Sequence[Object]) -> list[Object]:
     """Return the desired objects whose live ones can be changed in place."""
     live_objects = {identity(resource): resource for resource in live}
@@ -192,7 +174,6 @@ def end_state(job: Object) -> str | None:
     return None
 
 
-@object_errors()
 def is_training(workload: Object) -> bool:
     """Return True if a Job or JobSet runs a training, or waits for a queue or the replacement of a pod.
 
@@ -206,7 +187,6 @@ def is_training(workload: Object) -> bool:
     return labels.get(COMPONENT_LABEL) == "train" and not has_ended(workload) and bool(has_work)
 
 
-@object_errors()
 def has_ended(workload: Object) -> bool:
     """Return True if a Job or JobSet has ended, whatever its pods did."""
     if workload["kind"] == "JobSet":
@@ -219,7 +199,6 @@ def identity(resource: Object) -> tuple[str, str]:
     return resource["kind"], resource["metadata"]["name"]
 
 
-@object_errors()
 def describe_change(action: Action) -> str:
     """Return the changed lines of an object; empty if it is new or goes. Of one that is replaced, without defaults."""
     if action.live is None or action.desired is None:

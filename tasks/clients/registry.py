@@ -83,17 +83,13 @@ def resolve_image(settings: Settings) -> Image:
     path = settings.image_file
     try:
         pushed = read_push_record(settings)
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"{path}: no such file", remedy="`inv push` writes it, or set cluster.image to HOST/REPOSITORY@sha256:..."
-        ) from error
-    except ResultError as error:
-        raise UsageError.from_error(error, remedy="`inv push` rewrites it") from error
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}", remedy="`inv push` rewrites it") from error
-    try:
         sizes: list[Any] = [pushed.get(key) for key in ("size_bytes", "compressed_bytes")]
         size = sum(sizes) if all(type(size) is int and 0 <= size < 1 << 63 for size in sizes) else None
         return Image.parse(f"{pushed['repository']}@{pushed['digest']}", size)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{path}: not a record of `inv push` ({error})", remedy="`inv push` rewrites it") from error
+    except FileNotFoundError as error:
+        remedy = "`inv push` writes it, or set cluster.image to HOST/REPOSITORY@sha256:..."
+        raise UsageError(f"{path}: no such file", remedy=remedy) from error
+    except ResultError as error:
+        raise UsageError.from_error(error, remedy="`inv push` rewrites it") from error
+    except (LookupError, OSError, ValueError) as error:
+        raise UsageError(f"{path}: not a record of `inv push`: {error}", remedy="`inv push` rewrites it") from error

@@ -1,17 +1,12 @@
-"""Checks before a plan changes the cluster: nodes, controllers, permissions, and results that would be lost.
+"""Checks before a plan changes the cluster: nodes, controllers, and results that would be lost."""
 
-The faults of a cluster are here; the checks of `inv doctor` report the same ones.
-"""
-
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from remote.cluster.labels import WORKLOADS, job_spec
 from remote.cluster.manifests import Image
-from remote.cluster.namespace_client import CSI_DRIVER, KINDS, POD, Cluster, Kind
+from remote.cluster.namespace_client import Cluster
 from remote.cluster.plan import ClusterPlan, Verb, is_training
 from remote.cluster.settings import PodPlacement
 from remote.hosts.pods.host import PodsSection
@@ -22,15 +17,10 @@ from tasks.faults import CheckStatus, Fault
 from tasks.fleet.pending_results import discard, foreign_active_jobs, has_training_ended, pending_runs
 
 NOTHING_CHANGED = "nothing was changed"
-NO_PERMISSION = Fault(
-    "user {user} may not {rights} in namespace {namespace}",
-    "ask the cluster's administrator for these permissions (manifests/base/access.yaml has the role)",
-)
 NO_CONTROLLER = Fault(
     "the overlay {overlay} needs {controller}, which is not installed",
     "set cluster.overlay to another one (job-4gpu does the same without it), or have it installed",
 )
-NO_CSI = Fault("the cluster has no CSI driver {driver}, which cluster.volume needs", "{volume-driver}")
 NO_SECRET = Fault(
     "namespace {namespace} has no pull secret {secret}",
     (
@@ -39,7 +29,6 @@ NO_SECRET = Fault(
     ),
     status=CheckStatus.WARN,
 )
-EXEC_PERMISSIONS = ("get", POD, "exec"), ("create", POD, "exec")  # `kubectl exec` by WebSocket and by SPDY
 # overlay: (the API group that it needs, the controller of that group)
 OVERLAY_CONTROLLERS = {"job-4gpu-jobset": ("jobset.x-k8s.io", "JobSet"), "job-4gpu-kueue": ("kueue.x-k8s.io", "Kueue")}
 
@@ -47,10 +36,10 @@ OVERLAY_CONTROLLERS = {"job-4gpu-jobset": ("jobset.x-k8s.io", "JobSet"), "job-4g
 def check_plan(
     cluster: Cluster, cluster_plan: ClusterPlan, placement: PodPlacement, image: Image, *, is_partial: bool
 ) -> None:
-    """Check nodes, controller, storage driver and permissions before the first change.
+    """Check nodes and controller before the first change.
 
-    Raises TaskFailed if fewer nodes qualify than the plan's pods need, unless `is_partial`, and UsageError for the
-    rest: without Kueue its Job would start at once, without a driver pods would wait indefinitely.
+    Raises TaskFailed if fewer nodes qualify than the plan's pods need, unless `is_partial`, and UsageError without the
+    overlay's controller: without Kueue its Job would start at once.
     """
     started = [action.desired for action in cluster_plan.with_verb(Verb.CREATE, Verb.REPLACE) if action.desired]
     needed = max((job_spec(item).get("parallelism", 1) for item in started if item["kind"] in WORKLOADS), default=0)
@@ -59,14 +48,6 @@ def check_plan(
     group, controller = OVERLAY_CONTROLLERS.get(placement.overlay, ("", ""))
     if started and controller and not cluster.has_api_group(group):
         raise NO_CONTROLLER.error(suffix=NOTHING_CHANGED, overlay=placement.overlay, controller=controller)
-    for volume in (item for item in started if item["kind"] == "PersistentVolume"):
-        try:
-            if driver := missing_driver(cluster, volume["spec"]):
-                raise NO_CSI.error(cluster.provider, suffix=NOTHING_CHANGED, driver=driver)
-        except Forbidden as error:
-            print(f"the volume's driver cannot be checked: {error}")
-    rights = [(verb, KINDS[kind], "") for verb, kind in cluster_plan.permissions]
-    require_permissions(cluster, [*rights, *EXEC_PERMISSIONS])
 
 
 def _check_nodes(cluster: Cluster, needed: int, placement: PodPlacement, image: Image, *, is_partial: bool) -> None:
@@ -83,30 +64,6 @@ def _check_nodes(cluster: Cluster, needed: int, placement: PodPlacement, image: 
         print(f"nodes: room for only {available} of {needed} pods", flush=True)
     else:
         print(check_capacity(placement, needed, reports, f"; or pass --partial; {NOTHING_CHANGED}"), flush=True)
-
-
-def missing_driver(cluster: Cluster, volume: Mapping[str, Any]) -> str | None:
-    """Return the CSI driver that a volume's source names and the cluster does not have, or None."""
-    driver = (volume.get("csi") or {}).get("driver")
-    return None if driver is None or cluster.has_object(CSI_DRIVER, driver) else str(driver)
-
-
-def require_permissions(cluster: Cluster, permissions: Sequence[tuple[str, Kind, str]]) -> None:
-    """Raise UsageError that names the missing ones of `permissions`: (verb, kind, subresource)."""
-    if missing := missing_permissions(cluster, permissions):
-        values = {"user": cluster.target.user, "namespace": cluster.target.namespace}
-        raise NO_PERMISSION.error(suffix=NOTHING_CHANGED, rights=", ".join(missing), **values)
-
-
-def missing_permissions(cluster: Cluster, permissions: Sequence[tuple[str, Kind, str]]) -> list[str]:
-    """Return the missing ones of `permissions`, (verb, kind, subresource), as text."""
-    with ThreadPoolExecutor(max_workers=6) as pool:
-        answers = list(pool.map(lambda permission: cluster.is_allowed(*permission), permissions))
-    return [
-        f"{verb} {kind.plural}{'/' + sub if sub else ''}"
-        for (verb, kind, sub), is_allowed in zip(permissions, answers, strict=True)
-        if not is_allowed
-    ]
 
 
 @dataclass(frozen=True)

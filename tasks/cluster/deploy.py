@@ -246,7 +246,7 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
     settings = load(context)
     with open_cluster(settings) as cluster:
         live = [item for item in cluster.live_objects() if item["kind"] != "Namespace"]
-        live += cluster.secrets()
+        live += cluster.list_fleet_objects("Secret")
         groups: dict[bool, list[Object]] = {True: [], False: []}  # workloads first: they use the other objects
         for item in filter(is_owned, live):
             groups[item["kind"] in WORKLOADS].append(item)

@@ -7,7 +7,7 @@ from invoke.context import Context
 from rich.text import Text
 
 from bench.records.units import format_gib
-from remote.cluster.diagnosis.node_health import SICK
+from remote.cluster.diagnosis.node_health import HARDWARE_CAUSE
 from remote.cluster.diagnosis.nodes import (
     CORDONED_CAUSE,
     NodeReport,
@@ -75,16 +75,14 @@ def to_document(report: NodeReport) -> dict[str, Any]:
         "disk_bytes": int(report.disk_bytes),
         "kubelet": report.kubelet,
         "driver": report.driver,
-        "health": report.health,
         "findings": [finding.to_dict() for finding in report.findings],
-        "warnings": [warning.to_dict() for warning in report.warnings],
     }
 
 
 def nodes_to_cordon(reports: Sequence[NodeReport]) -> list[str]:
-    """Return the nodes with GPUs whose hardware has a problem, and which are not cordoned."""
-    sick = [report for report in reports if report.health == SICK and report.gpus]
-    return [report.name for report in sick if all(finding.cause != CORDONED_CAUSE for finding in report.findings)]
+    """Return the nodes whose hardware has a problem, and which are not cordoned."""
+    causes = {report.name: {finding.cause for finding in report.findings} for report in reports}
+    return [name for name, own in causes.items() if HARDWARE_CAUSE in own and CORDONED_CAUSE not in own]
 
 
 def capacity(reports: Sequence[NodeReport]) -> int:
@@ -97,14 +95,8 @@ def check_capacity(placement: PodPlacement, needed: int, reports: Sequence[NodeR
     check_gpu_products(placement.section, reports)
     if capacity(reports) < needed:
         raise TaskFailed(f"{shortage_message(placement, needed, reports)}{advice}")
-    room = formatting.count(capacity(reports), "pod")
     qualified = formatting.count(sum(report.qualifies for report in reports), "node qualifies", "nodes qualify")
-    if placement.section.one_per_node:
-        return f"{qualified}, {needed} are needed"
-    return (
-        f"{qualified}, with room for {room}, {needed} are needed; pods on one node "
-        "share its cores, memory bandwidth, disk and network: loading and steps vary more than with one pod per node"
-    )
+    return f"{qualified}, with room for {formatting.count(capacity(reports), 'pod')}, {needed} are needed"
 
 
 def check_gpu_products(section: ClusterSection, reports: Sequence[NodeReport]) -> None:
@@ -120,20 +112,16 @@ def check_gpu_products(section: ClusterSection, reports: Sequence[NodeReport]) -
 
 def shortage_message(placement: PodPlacement, needed: int, reports: Sequence[NodeReport]) -> str:
     """Return the message for nodes without room for all pods of the fleet."""
-    room, qualified = capacity(reports), sum(report.qualifies for report in reports)
+    room, first = capacity(reports), "no other node has that instance type"
     candidates = [report for report in reports if report.is_candidate and not report.qualifies]
-    first = "no other node has that instance type"
     if candidates:
         first = str(candidates[0].findings[0])
     elif not any(report.gpus for report in reports):
         first = f"no node offers nvidia.com/gpu: {placement.provider.texts['device-plugin']}"
-    smaller = f"set fleet.size to {room or 'the number of qualifying nodes'}"
-    if placement.section.one_per_node:
-        gpus = placement.section.gpus_per_pod
-        by_gpus = sum((report.gpus_free or 0) // gpus for report in reports if report.qualifies)
-        shared = f"set cluster.one_per_node to false: there are free GPUs for {by_gpus}; or " if by_gpus > room else ""
-        return f"{room} of {needed} nodes qualify; {first}; or {shared}{smaller}"
-    return f"{qualified} nodes qualify, with room for {room} of {needed} pods; {first}; or {smaller}"
+    shortage = f"{room} of {needed} nodes qualify"
+    if not placement.section.one_per_node:
+        shortage = f"the nodes have room for {room} of {needed} pods"
+    return f"{shortage}; {first}; or set fleet.size to {room or 'the number of qualifying nodes'}"
 
 
 def node_reports(
@@ -171,7 +159,7 @@ def print_nodes(reports: Sequence[NodeReport]) -> None:
         screen.print(rows)
     for report in reports:
         if report.is_candidate or report.gpus:
-            for finding in (*report.findings, *report.warnings):
+            for finding in report.findings:
                 screen.print(f"  {finding}")
     others = [report for report in reports if not report.is_candidate and not report.gpus]
     if others:

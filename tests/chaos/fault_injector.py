@@ -66,7 +66,7 @@ class FaultInjector:
     def _faults_to_inject(self) -> list[Callable[[], None]]:
         """List the faults to choose from; a frequent one several times."""
         anywhere = [*[self._process] * 3, self._delete, self._other_operator, kill_kubectl_execs]
-        of_machines = [self._server, self._black_hole, self._kubelet, self._evict, self._node, self._silent_node]
+        of_machines = [self._server, self._black_hole, self._kubelet, self._node, self._silent_node]
         by_switch = [*[self._stream] * 5, *[self._streams_of_a_node] * 2, self._out_of_memory, self._pulls, self._gpus]
         by_switch += [self._credentials, self._rights, self._full_volume]
         return [*anywhere, *of_machines, *by_switch]
@@ -111,9 +111,6 @@ class FaultInjector:
 
     def _delete(self) -> None:
         self._on_pod(lambda name: self.faults.delete_pod(name, grace=self.rng.choice([0, 1])))
-
-    def _evict(self) -> None:
-        self._on_pod(self.faults.evict)
 
     def _out_of_memory(self) -> None:
         self._on_pod(self.faults.oom_kill)

@@ -9,19 +9,10 @@ restarts and probes of containers, which our pods do not have.
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 from remote.cluster.diagnosis.finding import SHORT_PATIENCE_SEC, Diagnosis, first_match
-from remote.cluster.diagnosis.node_health import out_of_service_command
-from remote.cluster.labels import (
-    COMPONENT_LABEL,
-    RUN_ANNOTATION,
-    TRAIN,
-    Object,
-    label,
-)
+from remote.cluster.labels import COMPONENT_LABEL, RUN_ANNOTATION, TRAIN, Object, label
 from remote.hosts.host_protocol import collapse_whitespace
-from remote.hosts.pods.kubectl import object_errors
 from remote.providers import GENERIC, Provider, registry_provider
 
 PULL_REASONS = (
@@ -80,14 +71,12 @@ def events_of(target: Object, events: Iterable[Object]) -> list[Object]:
     return sorted((event for event in events if is_about(event)), key=_event_time)
 
 
-@object_errors()
 def is_ready(pod: Object) -> bool:
     """Return True if the pod is Ready and not being deleted."""
     ready = _condition(pod.get("status", {}), "Ready")
     return ready is not None and ready["status"] == "True" and not pod["metadata"].get("deletionTimestamp")
 
 
-@object_errors()
 def diagnose_pod(pod: Object, events: Iterable[Object], provider: Provider = GENERIC) -> list[Diagnosis]:
     """Find why a pod is not Ready, most specific cause first; empty if it is Ready or no cause is known yet."""
     if is_ready(pod):
@@ -123,7 +112,7 @@ def _pod_findings(pod: Object, events: Sequence[Object], provider: Provider) -> 
     if status.get("reason"):
         return [_ended_by_cluster(status)]
     if pod["metadata"].get("deletionTimestamp"):
-        return [_terminating(pod, events)]
+        return [Diagnosis("terminating", "is being deleted", "wait; if its node is off: `inv nodes`", None)]
     unscheduled = _condition(status, "PodScheduled")
     if unscheduled is not None and unscheduled["status"] == "False":
         return explain_scheduling(unscheduled.get("message", ""), provider)
@@ -131,17 +120,7 @@ def _pod_findings(pod: Object, events: Sequence[Object], provider: Provider) -> 
     findings = [
         finding for container in containers for finding in _container_findings(pod, container, events, provider)
     ]
-    return findings or _mount_findings(events, provider) or _silent_node_findings(pod, events)
-
-
-def _terminating(pod: Object, events: Sequence[Object]) -> Diagnosis:
-    disruption = _condition(pod.get("status", {}), "DisruptionTarget") or {}
-    is_node_lost = any(event.get("reason") == "NodeNotReady" for event in events)
-    if not is_node_lost and disruption.get("reason") != "DeletionByTaintManager":
-        return Diagnosis("terminating", "is being deleted", "wait", None)
-    node = pod["spec"].get("nodeName", "its node")
-    remedy = f"wait until {node} returns; if it is really off: `{out_of_service_command(node)}`"
-    return Diagnosis("terminating", f"is being deleted, and {node} does not answer", remedy, None)
+    return findings or _mount_findings(events, provider)
 
 
 def _container_findings(
@@ -157,10 +136,11 @@ def _container_findings(
             return [first_match("container", message).finding(f"{reason}: {message}")]
     terminated = state.get("terminated")  # while it waits, the events have the cause
     if terminated and terminated.get("exitCode") != 0:
-        code, pod_name = terminated.get("exitCode"), pod["metadata"]["name"]
+        code, metadata = terminated.get("exitCode"), pod["metadata"]
+        logs = f"kubectl --namespace={metadata.get('namespace', 'default')} logs {metadata['name']}"
         rule = first_match("exit", f"{terminated.get('reason') or '-'} {code} {terminated.get('message', '')}")
         number = f" with exit {code}" if rule.cause == "crash" else ""
-        return [rule.finding(f"container {container['name']}{rule.problem}{number}", {"pod": pod_name})]
+        return [rule.finding(f"container {container['name']}{rule.problem}{number}", {"logs": logs})]
     return []
 
 
@@ -176,38 +156,22 @@ def _explain_pull(reason: str, messages: Sequence[str], pod: Object, provider: P
     spec, namespace = pod["spec"], pod["metadata"].get("namespace", "default")
     image = next((container["image"] for container in spec.get("containers", [])), "the image")
     texts = {**registry_provider(image.partition("/")[0]).texts, "registry-network": provider.texts["registry-network"]}
-    secret = " ".join(each["name"] for each in spec.get("imagePullSecrets") or ())
-    texts["delete-secret"] = f"`kubectl --namespace={namespace} delete secret {secret}`"
-    permanent = partial(Diagnosis, patience_sec=SHORT_PATIENCE_SEC)
-    if reason == "InvalidImageName":
-        message = next((m for m in messages if "couldn't parse" in m or "invalid reference" in m), messages[0])
-        return permanent("invalid-name", f"{image}: {message.rsplit(': ', 1)[-1]}", "fix cluster.image")
-    if reason == "ErrImageNeverPull":
-        remedy = "set imagePullPolicy to IfNotPresent, as in the shipped manifests/"
-        return permanent("never-pull", f"{image} is not on the node, and the pod forbids pulling", remedy)
+    texts["renew"] = "set cluster.pull_secret and registry.user, then `inv deploy`"
+    if secret := " ".join(each["name"] for each in spec.get("imagePullSecrets") or ()):
+        login = f"`inv deploy` with the {texts['password']} on standard input"
+        texts["renew"] = f"renew it: `kubectl --namespace={namespace} delete secret {secret}`, then {login}"
     text = "\n".join(message for message in messages if _is_about_pull(message))
     rule = first_match("pull", text)
     if not rule.cause:
         last = next((collapse_whitespace(message) for message in messages if message), reason)
         return Diagnosis("pull", f"{image}: {last}", "see `kubectl describe pod`")
-    if rule.cause in LOGIN_CAUSES:
-        missing = next((m for m in messages if "Unable to retrieve some image pull secrets" in m), None)
-        if missing is not None:
-            name = ", ".join(re.findall(r"secrets \(([^)]*)\)", missing)) or "named in the pod"
-            advice = f"create {name}: `inv deploy` with the {texts['password']} on standard input"
-            return permanent("secret-missing", f"{image}: there is no pull secret {name}", advice)
-        if not secret:
-            advice = "set cluster.pull_secret and registry.user, then `inv deploy`"
-            return permanent("no-secret", f"{image}: {rule.problem}; the pod names no pull secret", advice)
-    is_digest = rule.cause == "not-found" and "@sha256:" in image
-    problem = "the registry has no image of this digest" if is_digest else rule.problem
     match = re.search(rule.pattern, text)
     names = match.groupdict().get("names") if match else None
-    return rule.finding(f"{image}: {problem}" + (f" ({names})" if names else ""), texts)
+    return rule.finding(f"{image}: {rule.problem}" + (f" ({names})" if names else ""), texts)
 
 
 def _is_about_pull(message: str) -> bool:
-    return any(sign in message for sign in ("pull", "resolve reference", "authorize", "layer", "copy"))
+    return any(sign in message for sign in ("pull", "image name", "resolve reference", "authorize", "layer", "copy"))
 
 
 def _ended_by_cluster(status: Object) -> Diagnosis:
@@ -221,17 +185,8 @@ def _mount_findings(events: Sequence[Object], provider: Provider) -> list[Diagno
         if event.get("reason") in ("FailedMount", "FailedAttachVolume"):
             return [first_match("mount", message).finding(message, provider.texts)]
         if event.get("reason") == "FailedCreatePodSandBox":
-            part = "network plugin" if re.search(r"network for sandbox|cni|CNI", message) else "container runtime"
-            return [Diagnosis("sandbox", message, f"the node's {part} fails: wait for it, or replace the node")]
+            return [Diagnosis("sandbox", message, "its network plugin or runtime fails: wait, or replace the node")]
     return []
-
-
-def _silent_node_findings(pod: Object, events: Sequence[Object]) -> list[Diagnosis]:
-    if pod["status"].get("phase") != "Running" or all(event.get("reason") != "NodeNotReady" for event in events):
-        return []
-    node = pod["spec"].get("nodeName", "its node")
-    remedy = "after 30 s a replacement starts on a free node: `inv nodes`"
-    return [Diagnosis("node-not-ready", f"{node} does not answer", remedy)]
 
 
 def diagnose_job(job: Object, events: Iterable[Object]) -> list[Diagnosis]:

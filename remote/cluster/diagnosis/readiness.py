@@ -10,11 +10,8 @@ from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod, is_ready, training_end
 from remote.cluster.labels import COMPONENT_LABEL, JOB_LABEL, TRAIN, Object, label
 from remote.cluster.plan import end_state
-from remote.hosts.pods.kubectl import object_errors
 from remote.hosts.pods.pod_index import INDEX_LABEL
 from remote.providers import GENERIC, Provider
-
-_MAX_ROWS = 10_000  # per Job; fleet.size allows a tenth, but other users may create larger Jobs with our labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +48,6 @@ class PodFleet:
         return bool(self.rows) and self.up_count == len(self.rows)
 
 
-@object_errors()
 def build_fleet(
     jobs: Sequence[Object],
     pods: Sequence[Object],
@@ -75,7 +71,7 @@ def _rows(job: Object, pods: Sequence[Object], events: Sequence[Object], provide
     name = job["metadata"]["name"]
     ranges = (part.partition("-") for part in job.get("status", {}).get("completedIndexes", "").split(",") if part)
     done = [(int(first), int(last or first)) for first, _, last in ranges]  # the text is, for example, "0,2-4"
-    for index in range(min(int(job.get("spec", {}).get("completions") or 1), _MAX_ROWS)):
+    for index in range(job.get("spec", {}).get("completions") or 1):
         own = [pod for pod in pods if label(pod, JOB_LABEL) == name and label(pod, INDEX_LABEL) == str(index)]
         if own:
             yield _row(name, index, max(own, key=_preference), events, provider)

@@ -4,8 +4,7 @@ A pod is a host, so each exception is also a HostError. To the fleet, `Permissio
 this operator, `HostUnreachable` that a retry may help.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ from remote.hosts.host_protocol import (
     HostUnreachable,
     PermissionDenied,
     TooMuchOutput,
-    collapse_whitespace,
 )
 from remote.hosts.local_program import CannotStart, run_program
 
@@ -44,18 +42,6 @@ class Unreachable(ClusterError, HostUnreachable):
 
 class ObjectNotFound(ClusterError):
     """Absent object or absent kind."""
-
-
-@contextlib.contextmanager
-def object_errors() -> Iterator[None]:
-    """Translate errors of reading the API's objects: raise ClusterError for a malformed object."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise ClusterError(
-            f"the cluster returned a malformed object ({type(error).__name__}: {collapse_whitespace(error)[:80]})",
-            remedy="check that the kubeconfig's server is the cluster itself, not a proxy",
-        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,29 +2,29 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from remote.cluster.diagnosis.finding import Diagnosis, group
 from remote.cluster.diagnosis.nodes import MIN_KUBELET
-from remote.cluster.namespace_client import KINDS, POD
+from remote.cluster.namespace_client import CSI_DRIVER, KINDS, POD, Cluster, Kind
 from reports import formatting
 from tasks.clients.target_cluster import place_pods
-from tasks.cluster.checks import (
-    EXEC_PERMISSIONS,
-    NO_CSI,
-    NO_PERMISSION,
-    missing_driver,
-    missing_permissions,
-)
 from tasks.cluster.node_list import check_capacity
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
-RUN_PERMISSIONS, DEPLOY_VERBS = (("list", POD, ""), *EXEC_PERMISSIONS), ("get", "create", "patch", "delete")
+# `kubectl exec` by WebSocket and by SPDY
+RUN_PERMISSIONS = ("list", POD, ""), ("get", POD, "exec"), ("create", POD, "exec")
+DEPLOY_VERBS = ("get", "create", "patch", "delete")
 _DEPLOYED_KINDS = ("ServiceAccount", "ConfigMap", "Secret", "Service", "Role", "RoleBinding", "NetworkPolicy", "Job")
 CHECKS, NODE_CHECKS, POD_CHECKS = Checks("cluster"), Checks("nodes"), Checks("pods")
 
 OLD = Fault("Kubernetes {version} is older than 1.29, which our Jobs need", "upgrade the cluster")
+NO_PERMISSION = Fault(
+    "user {user} may not {rights} in namespace {namespace}",
+    "ask the cluster's administrator for these permissions (manifests/base/access.yaml has the role)",
+)
 CANNOT_DEPLOY = Fault(
     "user {user} may not {rights} in namespace {namespace}: enough to run trials, not to deploy",
     "ask for the role admin in that namespace, or ask someone who has it to run `inv deploy`",
@@ -35,6 +35,7 @@ TERMINATING = Fault(
     "namespace {namespace} is being deleted",
     "`kubectl delete jobs --all -n {namespace}`: pods of an indexed Job wait for their replacements",
 )
+NO_CSI = Fault("the cluster has no CSI driver {driver}, which cluster.volume needs", "{volume-driver}")
 NO_VOLUME = Fault(
     "no shared volume: results that were not collected are lost with their pods",
     "set cluster.volume.handle, or run `inv collect` before the next `inv deploy`",
@@ -68,8 +69,8 @@ def _version_numbers(version: str) -> tuple[int, int]:
 def rights(context: CheckContext) -> CheckResult:
     deploy_permissions = [(verb, KINDS[kind], "") for kind in _DEPLOYED_KINDS for verb in DEPLOY_VERBS]
     with context.open_cluster() as cluster:
-        to_run = missing_permissions(cluster, RUN_PERMISSIONS)
-        to_deploy = missing_permissions(cluster, deploy_permissions)
+        to_run = _missing_permissions(cluster, RUN_PERMISSIONS)
+        to_deploy = _missing_permissions(cluster, deploy_permissions)
     values = {"user": cluster.target.user, "namespace": cluster.target.namespace}
     if to_run:
         return NO_PERMISSION.result(rights=", ".join(to_run), **values)
@@ -77,6 +78,17 @@ def rights(context: CheckContext) -> CheckResult:
         return CANNOT_DEPLOY.result(rights=_first_names(to_deploy), **values)
     count = len(RUN_PERMISSIONS) + len(deploy_permissions)
     return passed(f"{values['user']} may run trials and deploy: {count} permissions checked")
+
+
+def _missing_permissions(cluster: Cluster, permissions: Sequence[tuple[str, Kind, str]]) -> list[str]:
+    """Return the missing ones of `permissions`, (verb, kind, subresource), as text."""
+    with ThreadPoolExecutor(max_workers=6) as pool:
+        answers = list(pool.map(lambda permission: cluster.is_allowed(*permission), permissions))
+    return [
+        f"{verb} {kind.plural}{'/' + sub if sub else ''}"
+        for (verb, kind, sub), is_allowed in zip(permissions, answers, strict=True)
+        if not is_allowed
+    ]
 
 
 def _first_names(names: Sequence[str], maximum: int = 6) -> str:
@@ -107,7 +119,8 @@ def storage(context: CheckContext) -> CheckResult:
         if handle is None:
             return NO_VOLUME.result()
         source = cluster.provider.volume_source(handle) or {}
-        if driver := missing_driver(cluster, source):
+        driver = (source.get("csi") or {}).get("driver")
+        if driver is not None and not cluster.has_object(CSI_DRIVER, driver):
             return NO_CSI.result(cluster.provider, driver=driver)
     return passed(f"the shared volume is {', '.join(source)}, and its driver is installed")
 
@@ -129,9 +142,7 @@ def health(context: CheckContext) -> CheckResult | list[CheckResult]:
     if not reports:
         raise Skipped("see nodes enough")
     findings = [finding for report in reports for finding in report.findings]
-    warnings = [warning for report in reports for warning in report.warnings]
-    results = [*_failures(findings), *_failures(warnings, CheckStatus.WARN)]
-    return results or passed(f"no problem on {formatting.count(len(reports), 'node')}")
+    return _failures(findings) or passed(f"no problem on {formatting.count(len(reports), 'node')}")
 
 
 @POD_CHECKS.register("up", "Is every deployed pod up, and if not, why? Pulls, scheduling, limits, mounts, crashes.")
@@ -150,10 +161,10 @@ def up(context: CheckContext) -> CheckResult | list[CheckResult]:
     )
 
 
-def _failures(findings: Iterable[Diagnosis], status: CheckStatus = CheckStatus.FAIL) -> list[CheckResult]:
+def _failures(findings: Iterable[Diagnosis]) -> list[CheckResult]:
     return [
         CheckResult(
-            status=status,
+            status=CheckStatus.FAIL,
             message=f"{finding.subject}: {finding.reason}",
             remedy=finding.remedy,
             is_transient=finding.patience_sec is None,

@@ -23,7 +23,6 @@ from tests.support.paths import ROOT
 
 _STOP_SEC = 30.0
 _KUBECTL_SEC = 120.0
-_NOISE = b"Unknown stream id 1, discarding message\n"
 
 
 def unavailable_reason() -> str:
@@ -201,19 +200,13 @@ class Cluster:
         """Environment for kubectl, `inv` and other programs that use this cluster."""
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self._cache)}
 
-    def kubectl(
-        self, *arguments: str, stdin: bytes | None = None, timeout_sec: float = _KUBECTL_SEC
-    ) -> subprocess.CompletedProcess[bytes]:
-        """Run kubectl without checking its exit code.
-
-        Removes from its standard error a harmless line that it sometimes prints for WebSockets on a busy machine.
-        """
+    def kubectl(self, *arguments: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+        """Run kubectl without checking its exit code."""
         feed: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
         argv = ("kubectl", *arguments)
-        done = subprocess.run(argv, env=self.environment, capture_output=True, timeout=timeout_sec, check=False, **feed)
-        lines = done.stderr.splitlines(keepends=True)
-        done.stderr = b"".join(line for line in lines if not line.endswith(_NOISE))
-        return done
+        return subprocess.run(
+            argv, env=self.environment, capture_output=True, timeout=_KUBECTL_SEC, check=False, **feed
+        )
 
     def output(self, *arguments: str, stdin: bytes | None = None) -> str:
         """Run kubectl, assert success and return its standard output."""

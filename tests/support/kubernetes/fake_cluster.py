@@ -10,7 +10,6 @@ import traceback
 from pathlib import Path
 from typing import Any, Self
 
-from tests.support.kubernetes.admission.defaults import fill
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.api.handlers import Api
 from tests.support.kubernetes.api.server import Server
@@ -20,8 +19,6 @@ from tests.support.kubernetes.node.kubelet import Kubelet
 from tests.support.kubernetes.node.nodes import Nodes
 from tests.support.kubernetes.node.podworker import PodWorker
 from tests.support.kubernetes.store.store import Store
-
-_SYSTEM = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 
 class FakeCluster:
@@ -37,12 +34,8 @@ class FakeCluster:
         self.controllers = Controllers(self.store, self.api, self.nodes, scale)
         self.server = Server(self.api, self.faults, tls_context(state), configuration["signer"])
         self._tasks: set[asyncio.Task[None]] = set()
-        for name in _SYSTEM:
-            namespace: Json = {"metadata": {"name": name}}
-            fill("namespaces", namespace)
-            self.store.create("namespaces", "", namespace)
-        fss = {"metadata": {"name": "fss.csi.oraclecloud.com"}, "spec": {"attachRequired": False}}
-        self.store.create("csidrivers.storage.k8s.io", "", fss)
+        for name in ("default", "kube-system"):
+            self.store.create("namespaces", "", {"metadata": {"name": name}})
         for index in range(configuration["nodes"]):
             self.nodes.add(index)
 
@@ -173,9 +166,6 @@ class FakeCluster:
 
     def oom_kill(self, pod: str, namespace: str = "default") -> None:
         self._worker(pod, namespace).oom_kill()
-
-    def evict(self, pod: str, namespace: str = "default") -> None:
-        self._worker(pod, namespace).evict()
 
     def delete_pod(self, pod: str, namespace: str = "default", *, grace: int | None = None) -> None:
         """Delete the pod like `kubectl delete pod --wait=false`."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from tests.support.kubernetes.store.resources import document
 
 PULL_FAILURES: dict[str, str] = document("image-pull.json")
-"""The runtime's recorded message by cause, such as `token-401-wrong-user-form` and `tag-not-found`."""
+"""The runtime's recorded message by cause, `token-401-wrong-user-form` and `timeout`."""
 ENDINGS = (
     "close-1000-without-status",  # the kubelet or containerd died: every client reports exit 0
     "tcp-reset",

@@ -36,24 +36,24 @@ def terminal(operator: Operator, request: pytest.FixtureRequest) -> Callable[...
     return start
 
 
-def test_a_deployment_is_made_followed_and_ended_with_prompts(
+def test_a_deployment_is_made_interrupted_continued_and_ended_with_prompts(
     operator: Operator, terminal: Callable[..., Terminal]
 ) -> None:
+    operator.cluster.faults.fail_pulls(operator.image, "timeout")
     process = terminal("deploy")
     registry = operator.image.split("/", 1)[0]
     process.wait_for(f"auth token of {operator.registry_user} at {registry}:")
     process.type(f"{operator.password}\n")
-    assert process.wait() == 0
+    process.wait_for("ImagePullBackOff", "ErrImagePull")
+    process.interrupt()
+    assert process.wait() == 130
+    assert "interrupted; " in process.output
+    assert "Traceback" not in process.output
     assert operator.password not in process.output, "no echo"
     assert "index" in process.output, "the head of a live table"
-    assert "2 of 2 pods are up" in process.output
 
-    process = terminal("logs", "--follow")
-    process.wait_for("bench-1 (")
-    process.interrupt()
-    assert process.wait() == 0
-    assert "interrupted" not in process.output
-
+    operator.cluster.faults.repair_pulls(operator.image)
+    assert "2 of 2 pods are up" in operator.inv("deploy")
     for answer, code, pods in (("n", 4, 2), ("y", 0, 0)):
         process = terminal("teardown")
         process.wait_for("[y/N]")
@@ -61,19 +61,3 @@ def test_a_deployment_is_made_followed_and_ended_with_prompts(
         assert process.wait() == code
         operator.cluster.wait_until(lambda number=pods: len(operator.objects("pods")) == number, f"{pods} pods")
     assert operator.objects("jobs.batch") == []
-
-
-def test_ctrl_c_while_waiting_keeps_the_pods_and_prints_how_to_continue(
-    operator: Operator, terminal: Callable[..., Terminal]
-) -> None:
-    operator.cluster.faults.fail_pulls(operator.image, "timeout")
-    process = terminal("deploy", "--plain")
-    process.wait_for("auth token")
-    process.type(f"{operator.password}\n")
-    process.wait_for("ImagePullBackOff", "ErrImagePull")
-    process.interrupt()
-    assert process.wait() == 130
-    assert "interrupted; " in process.output
-    assert "Traceback" not in process.output
-    operator.cluster.faults.repair_pulls(operator.image)
-    assert "2 of 2 pods are up" in operator.inv("deploy")

@@ -7,8 +7,6 @@ is a fake. Not covered: the controllers of JobSet and Kueue, GPUs.
 
 import contextlib
 import json
-import re
-import shlex
 import shutil
 import signal
 import sys
@@ -276,16 +274,7 @@ def test_a_followed_training_outlasts_the_api_server_and_a_silent_node_but_not_a
     assert (end["end"], end["reason_code"]) == ("LOST", "gpu_fault"), output
     assert f"node {node}" in end["reason"]
     assert "XID 79" in end["reason"]
-    (command,) = re.findall(r"`kubectl ([^`]+)`", end["reason"])
-    cluster.output(*shlex.split(command))
-    cluster.faults.set_gpus(OTHER_NODE, 1)
-    hold.unlink()
-    try:
-        assert "verified" in trainer.inv("train", f"--resume={run_id}")
-    finally:
-        cluster.output("uncordon", node)
-        (workspace / "sick" / node).unlink()
-    assert [event["end"] for event in events(trainer, "ended")] == ["LOST", "SUCCEEDED"]
+    (workspace / "sick" / node).unlink()
 
 
 def test_one_pod_without_a_volume_keeps_its_adapter_until_it_is_collected(trainer: Operator, workspace: Path) -> None:

@@ -94,10 +94,8 @@ def test_kubectl_and_the_client_read_a_kept_token_until_it_expires(
         return subprocess.run(argv, capture_output=True, timeout=60, check=True).stdout
 
     before = runs(kubeconfig)
-    assert nodes() == b"node/node-0\n"
-    assert runs(kubeconfig) == before + 1
-    assert [nodes() for _ in range(4)] == [b"node/node-0\n"] * 4
-    assert runs(kubeconfig) == before + 2, "once for the token that is kept"
+    assert [nodes() for _ in range(3)] == [b"node/node-0\n"] * 3
+    assert runs(kubeconfig) == before + 1, "once for the token that is kept"
     (answer,) = private_folder().glob("kubeconfig-*.json")
     assert (answer.stat().st_mode & 0o777, "token" in answer.read_text()) == (0o600, True)
     before = runs(kubeconfig)
@@ -109,10 +107,6 @@ def test_kubectl_and_the_client_read_a_kept_token_until_it_expires(
     client.close()
     assert runs(kubeconfig) > before, "a deletion may outlast the kept token"
     cache = credentials_of(target)
-    cache._renew_at = 0.0
-    before = runs(kubeconfig)
-    assert nodes() == b"node/node-0\n"
-    assert runs(kubeconfig) == before + 1
     (kubeconfig.parent / "old").touch()  # the program's next answer has expired
     cache._renew_at = 0.0
     assert kubectl.argv()[-1] == f"--kubeconfig={kubeconfig}", "kubectl runs the program again"

@@ -4,8 +4,6 @@ from typing import Any
 
 from tests.support.kubernetes.api.answers import Json
 
-# Go omits these fields if they are false or empty: the API drops them, and leaving them out changes nothing.
-_ZERO_IS_ABSENT = {"services": ("publishNotReadyAddresses", False), "persistentvolumes": ("storageClassName", "")}
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
@@ -49,14 +47,9 @@ def job(obj: Json) -> None:
 
 
 def service(obj: Json) -> None:
-    spec = obj["spec"]
-    _set(spec, type="ClusterIP", clusterIPs=[spec["clusterIP"]])  # every Service here is headless
-    obj.setdefault("status", {"loadBalancer": {}})
-
-
-def namespace(obj: Json) -> None:
-    obj["metadata"].setdefault("labels", {}).setdefault("kubernetes.io/metadata.name", obj["metadata"]["name"])
-    _set(obj, spec={"finalizers": ["kubernetes"]}, status={"phase": "Active"})
+    if obj["spec"].get("publishNotReadyAddresses") is False:  # Go omits what is false, and so the API drops it
+        del obj["spec"]["publishNotReadyAddresses"]
+    _set(obj["spec"], type="ClusterIP")
 
 
 def claim(obj: Json) -> None:
@@ -71,7 +64,6 @@ _BY_KEY = {
     "pods": pod,
     "jobs.batch": job,
     "services": service,
-    "namespaces": namespace,
     "persistentvolumeclaims": claim,
     "persistentvolumes": volume,
 }
@@ -79,8 +71,5 @@ _BY_KEY = {
 
 def fill(key: str, obj: Json) -> None:
     """Add the kind's defaults to an object that already has its metadata."""
-    name, zero = _ZERO_IS_ABSENT.get(key, ("", None))
-    if name and obj["spec"].get(name) == zero:
-        del obj["spec"][name]
     if key in _BY_KEY:
         _BY_KEY[key](obj)

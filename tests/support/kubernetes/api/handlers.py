@@ -1,4 +1,4 @@
-"""Handlers of the API's verbs: get, list, watch, create, update, patch, delete; logs and exec of pods."""
+"""Handlers of the API's verbs: get, list, watch, create, update, patch, delete; exec in pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from aiohttp import web
 
 from tests.support.kubernetes.api.answers import SUCCESS, Json, Refusal, bad_request, details
 from tests.support.kubernetes.api.exec import Session
-from tests.support.kubernetes.api.logs import serve_log
 from tests.support.kubernetes.api.selectors import object_filter
 from tests.support.kubernetes.api.write import Writer
 from tests.support.kubernetes.store.resources import Resource, Target
@@ -36,8 +35,8 @@ class Api:
         self.writer = Writer(store)
 
     async def handle(self, request: web.Request, at: Target, body: Any) -> web.StreamResponse:
-        if at.resource.key == "pods" and at.subresource in ("exec", "log"):
-            return await (self._exec(request, at) if at.subresource == "exec" else self._log(request, at))
+        if at.subresource == "exec":
+            return await self._exec(request, at)
         if request.method == "GET":
             return await self._read(request, at)
         if request.method == "DELETE":
@@ -175,8 +174,6 @@ class Api:
 
         return self.store.edit("pods", namespace, name, mark) or pod
 
-    # Pods
-
     async def _exec(self, request: web.Request, at: Target) -> web.StreamResponse:
         pod = self.store.get("pods", at.namespace, at.name)
         if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
@@ -185,6 +182,3 @@ class Api:
             )
         fault = self.faults.of_exec(at.name)
         return await Session(request, self.kubelet, pod, fault).run()
-
-    async def _log(self, request: web.Request, at: Target) -> web.StreamResponse:
-        return await serve_log(request, self.kubelet, self.store.get("pods", at.namespace, at.name))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tests.support.kubernetes.admission.defaults import fill
-from tests.support.kubernetes.api.answers import Json, Refusal, deep_copy, not_found
-from tests.support.kubernetes.store.apply import apply
+from tests.support.kubernetes.api.answers import Json, Refusal, not_found
+from tests.support.kubernetes.store.apply import apply, merge_patch
 from tests.support.kubernetes.store.resources import Target
 from tests.support.kubernetes.store.store import Store
 
@@ -19,19 +17,6 @@ _SERVER_OWNED = (
     "namespace",
     "name",
 )
-
-
-def merge_patch(live: Any, patch: Any) -> Any:
-    """Apply a JSON merge patch (RFC 7386)."""
-    if not isinstance(patch, dict):
-        return deep_copy(patch)
-    made = dict(live) if isinstance(live, dict) else {}
-    for name, value in patch.items():
-        if value is None:
-            made.pop(name, None)
-        else:
-            made[name] = merge_patch(made.get(name), value)
-    return made
 
 
 class Writer:

@@ -1,4 +1,4 @@
-"""One container's process: its start in a sandbox, its log, its exit."""
+"""One container's process: its start in a sandbox, its exit. Its output goes to the log of this server."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,6 @@ class Container:
     name: str
     spec: Json
     environment: dict[str, str] = field(default_factory=dict)
-    log: list[bytes] = field(default_factory=list)  # lines
     state: Json = field(default_factory=lambda: {"waiting": {"reason": "ContainerCreating"}})
     ready: bool = False
     pid: int | None = None
@@ -61,8 +60,6 @@ class Container:
                 str(_SANDBOX),
                 str(write),
                 stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
                 pass_fds=(write,),
                 start_new_session=True,
             )
@@ -85,14 +82,10 @@ class Container:
     async def _wait_for_end(
         self, shim: asyncio.subprocess.Process, reader: asyncio.StreamReader, first: Json, started: str, root: str
     ) -> None:
-        assert shim.stdout is not None
-        assert shim.stderr is not None
-        pumps = [asyncio.create_task(self._pump(stream)) for stream in (shim.stdout, shim.stderr)]
         report = first
         while line := await reader.readline():
             report |= json.loads(line)
         await shim.wait()
-        await asyncio.gather(*pumps)
         self.pid, self.ready = None, False
         ended = {"startedAt": started, "finishedAt": now()}
         if "error" in report:
@@ -106,15 +99,6 @@ class Container:
         self.state = {"terminated": ended}
         await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
         self.ended.set()
-
-    async def _pump(self, stream: asyncio.StreamReader) -> None:
-        rest = b""
-        while data := await stream.read(65536):
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                self.log.append(line + b"\n")
-        if rest:
-            self.log.append(rest)
 
     def signal(self, number: int) -> None:
         if self.pid is not None:

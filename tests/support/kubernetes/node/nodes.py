@@ -32,8 +32,6 @@ class Nodes:
         name, address = f"node-{index}", f"10.99.0.{10 + index}"
         made = deep_copy(document("node.json"))
         made["metadata"]["name"] = name
-        made["metadata"]["labels"] |= {"kubernetes.io/hostname": name}
-        made["status"]["addresses"][0]["address"], made["status"]["addresses"][1]["address"] = address, name
         for condition in made["status"]["conditions"]:
             condition |= {"lastHeartbeatTime": now(), "lastTransitionTime": now()}
         self._store.create("nodes", "", made)

@@ -25,8 +25,7 @@ def _container_status(container: Container) -> Json:
 
 def _phase(worker: PodWorker) -> str:
     if worker.finished:
-        succeeded = not worker.reason and all(container.exit_code == 0 for container in worker.containers.values())
-        return "Succeeded" if succeeded else "Failed"
+        return "Succeeded" if all(container.exit_code == 0 for container in worker.containers.values()) else "Failed"
     ran = any(container.running or container.exit_code is not None for container in worker.containers.values())
     return "Running" if ran else "Pending"
 
@@ -40,8 +39,6 @@ def status_of(worker: PodWorker, pod: Json) -> Json:
     message = f"containers with unready status: [{' '.join(unready)}]"
     reason = {"reason": "ContainersNotReady", "message": message} if unready else {}
     set_condition(made, "Ready", not (unready or worker.finished), **reason)
-    if worker.disrupted:
-        set_condition(made, "DisruptionTarget", True, reason=worker.disrupted, message=worker.message.strip())
     status: Json = made["status"]
     status |= {
         "phase": _phase(worker),
@@ -50,6 +47,4 @@ def status_of(worker: PodWorker, pod: Json) -> Json:
     }
     if worker.address:
         status["podIP"] = worker.address
-    if worker.reason:
-        status |= {"reason": worker.reason, "message": worker.message}
     return status

@@ -24,7 +24,7 @@ _IMAGE_ENTRYPOINT = ("tini", "--")
 
 
 class PodWorker:
-    """Owner of a pod's processes. Other objects call only `notify_changed`, `evict` and `oom_kill`."""
+    """Owner of a pod's processes. Other objects call only `notify_changed` and `oom_kill`."""
 
     def __init__(self, kubelet: Kubelet, node: Node, pod: Json) -> None:
         self.kubelet, self.node, self.pod = kubelet, node, pod
@@ -34,24 +34,15 @@ class PodWorker:
         self.address = ""
         self.starts = 0
         self.started_at = now()
-        self.reason, self.message = "", ""  # Evicted
-        self.disrupted = ""
         self.finished = False
         self.containers = {c["name"]: Container(name=c["name"], spec=c) for c in pod["spec"]["containers"]}
         self._starts: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
-        self._evicted = asyncio.Event()
         self.task = asyncio.create_task(self._supervise())
 
     def notify_changed(self) -> None:
         """Notify the worker that the pod's object has changed."""
         self._changed.set()
-
-    def evict(self) -> None:
-        """Evict the pod like the kubelet: killed, phase Failed, reason Evicted."""
-        self.reason, self.disrupted = "Evicted", "TerminationByKubelet"
-        self.message = "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "
-        self._evicted.set()
 
     def oom_kill(self) -> None:
         """Kill the first container's PID 1, like the kernel at its memory limit."""
@@ -72,22 +63,18 @@ class PodWorker:
             )
 
     async def _supervise(self) -> None:
-        """Run the pod until it ends, is deleted or evicted; then stop and remove it."""
-        life = asyncio.create_task(self._run())
-        ends = [asyncio.create_task(wait()) for wait in (self._deletion, self._evicted.wait)]
+        """Run the pod until it ends or is deleted; then stop and remove it."""
+        life, deletion = asyncio.create_task(self._run()), asyncio.create_task(self._deletion())
         try:
-            await asyncio.wait([life, *ends], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([life, deletion], return_when=asyncio.FIRST_COMPLETED)
             if life.done():
                 await life  # raise our own errors
         finally:
-            for task in (life, *ends[1:]):
-                task.cancel()
-        if not ends[0].done() and not life.done():
-            await self._stop(0)
-        if not ends[0].done():
+            life.cancel()
+        if not deletion.done():
             self.finished = True
             await self.report()
-        await ends[0]
+        await deletion
         await self._stop(self._deletion_grace())
         self.finished = True
         await self.report()

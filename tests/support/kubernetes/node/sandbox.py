@@ -52,9 +52,8 @@ def _bind(source: str, target: str, *, read_only: bool) -> None:
 
 def _devices(root: str) -> None:
     _mount("tmpfs", f"{root}/dev", "tmpfs", 0, "mode=755,size=64k")
-    for name in [*_DEVICES, *(entry for entry in os.listdir("/dev") if entry.startswith("nvidia"))]:
-        if os.path.exists(f"/dev/{name}"):
-            _bind(f"/dev/{name}", f"{root}/dev/{name}", read_only=False)
+    for name in _DEVICES:
+        _bind(f"/dev/{name}", f"{root}/dev/{name}", read_only=False)
     for name, where in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(f"/proc/self/{where}", f"{root}/dev/{name}")
     os.mkdir(f"{root}/dev/shm")

@@ -17,10 +17,17 @@ def _paths(value: Any, at: Path = ()) -> dict[Path, Any]:
     return {path: leaf for name, inner in value.items() for path, leaf in _paths(inner, (*at, name)).items()}
 
 
-def _merge(live: Any, config: Any) -> Any:
-    if not isinstance(live, dict) or not isinstance(config, dict):
-        return deep_copy(config)
-    return {**live, **{name: _merge(live.get(name), value) for name, value in config.items()}}
+def merge_patch(live: Any, patch: Any) -> Any:
+    """Apply a JSON merge patch (RFC 7386)."""
+    if not isinstance(patch, dict):
+        return deep_copy(patch)
+    made = dict(live) if isinstance(live, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            made.pop(name, None)
+        else:
+            made[name] = merge_patch(made.get(name), value)
+    return made
 
 
 def _remove(value: Json, path: Path) -> None:
@@ -38,7 +45,7 @@ def apply(live: Json | None, before: set[Path], config: Json) -> tuple[Json, set
     wanted = set(_paths({name: value for name, value in config.items() if name not in identity}))
     if live is None:
         return deep_copy(config), wanted
-    made = _merge(live, config)
+    made = merge_patch(live, config)
     for path in before - wanted:
         _remove(made, path)
     return made, wanted

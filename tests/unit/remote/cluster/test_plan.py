@@ -104,13 +104,6 @@ def test_only_a_job_with_work_to_do_is_a_training() -> None:
     assert not is_training({"kind": "JobSet", "metadata": {}, "spec": {}, "status": {"terminalState": "Completed"}})
 
 
-def test_a_plan_names_the_rights_it_needs() -> None:
-    planned = plan([make_object("Service"), make_object("Job", a=2)], [make_live("Job")], [], makes_secret=True)
-    rights = {"Service": ("create", "patch"), "Job": ("create", "delete", "patch"), "Secret": ("create", "patch")}
-    assert not plan([], [], [], makes_secret=True).is_empty
-    assert set(planned.permissions) == {(right, kind) for kind, several in rights.items() for right in several}
-
-
 def test_a_replaced_job_is_described_by_its_changed_lines() -> None:
     desired = make_object("Job", template={"image": "b", "grace": 30})
     live = make_live("Job", template={"image": "a", "grace": 30}, by_hand={"parallelism": 3})

@@ -246,7 +246,7 @@ def test_a_login_that_was_rejected_before_the_new_secret_may_last_until_the_kube
 def test_nodes_of_which_none_offers_a_gpu_are_answered_by_the_device_plugin(context: Make) -> None:
     report = NodeReport(
         name="n", instance_type="x", gpu_product=None, pods_per_gpu=1, gpus=0, gpus_free=0, disk_bytes=Decimal(0),
-        kubelet="v1.34.0", driver=None, is_candidate=False, health=None,
+        kubelet="v1.34.0", driver=None, is_candidate=False,
         findings=(Diagnosis("instance-type", "instance type is x, not a type with GPUs", "", None),),
     )  # fmt: skip
     placement = place_pods(load(context()).cluster, GENERIC)
