@@ -118,12 +118,10 @@ def _quantized(height: int, width: int) -> Any:
 
 def update_adapters() -> None:
     """Run the optimizer's kernel."""
-    moments = adamw8.Moments(
-        codes_m=_meta(1024, dtype=torch.uint8), codes_v=_meta(1024, dtype=torch.uint8), max_m=_meta(4), max_v=_meta(4)
-    )
-    table = adamw8.TensorTable([(_meta(1024), _meta(1024), moments)])
-    update = adamw8.Update(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, step=1)
-    adamw8.update_(table, adamw8.Codebook.from_values(_meta(256), _meta(256)), update)
+    codes, largest = _meta(1024, dtype=torch.uint8), _meta(4)
+    table = adamw8.TensorTable([(_meta(1024), _meta(1024), codes, codes, largest, largest)])
+    rates: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+    adamw8.update_(table, adamw8.codebook(_meta(256), _meta(256)), step=1, **rates)
 
 
 def _meta(*shape: int, dtype: Any = torch.float32) -> Any:

@@ -12,7 +12,7 @@ Bytes moved: 16 per parameter, and 8 gathers from a table of 1 KiB per code.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -24,66 +24,19 @@ BLOCK = 256
 TABLE_COLUMNS = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Moments:
-    """Optimizer state of one tensor: codes of both moments and the largest magnitude of each block."""
-
-    codes_m: Any
-    codes_v: Any
-    max_m: Any
-    max_v: Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class Update:
-    """Hyperparameters of one step. `step` counts from 1."""
-
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    step: int
-
-    @property
-    def correction(self) -> float:
-        return math.sqrt(1.0 - self.betas[1] ** self.step)
-
-    @property
-    def step_size(self) -> float:
-        return self.lr * self.correction / (1.0 - self.betas[0] ** self.step)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Codebook:
-    """Sorted values of both code tables (256,) and the midpoints between neighbours (255,), float32."""
-
-    signed: Any
-    unsigned: Any
-    signed_midpoints: Any
-    unsigned_midpoints: Any
-
-    @classmethod
-    def from_values(cls, signed: Any, unsigned: Any) -> "Codebook":
-        return cls(
-            signed=signed,
-            unsigned=unsigned,
-            signed_midpoints=(signed[1:] + signed[:-1]) / 2,
-            unsigned_midpoints=(unsigned[1:] + unsigned[:-1]) / 2,
-        )
-
-
-UpdateTarget = tuple[Any, Any, Moments]  # parameter, gradient, state
-
-
 class TensorTable:
-    """Device table with the addresses of many tensors; valid as long as none of them moves (`key`)."""
+    """Device table with the addresses of many tensors; valid as long as none of them moves (`key`).
 
-    def __init__(self, tensors: Sequence[UpdateTarget]) -> None:
+    Of each parameter it has six: the parameter, its gradient, the codes of both moments, the largest magnitude of each
+    block of both.
+    """
+
+    def __init__(self, tensors: Sequence[Sequence[Any]]) -> None:
         self.key = self.addresses_of(tensors)
-        counts = [ceil_div(parameter.numel(), BLOCK) for parameter, _, _ in tensors]
-        firsts = [sum(counts[:number]) for number in range(len(counts))]
-        sizes = [parameter.numel() for parameter, _, _ in tensors]
-        rows = [[*addresses, first, size] for addresses, first, size in zip(self.key, firsts, sizes, strict=True)]
+        sizes = [parameter.numel() for parameter, *_ in tensors]
+        counts = [ceil_div(size, BLOCK) for size in sizes]
+        firsts = accumulate(counts, initial=0)
+        rows = [[*addresses, first, size] for addresses, first, size in zip(self.key, firsts, sizes, strict=False)]
         device = tensors[0][0].device
         self.blocks = sum(counts)
         self.rows = torch.tensor(rows, dtype=torch.int64).to(device)
@@ -91,23 +44,30 @@ class TensorTable:
         self.owners = owners.repeat_interleave(torch.tensor(counts)).to(device)
 
     @staticmethod
-    def addresses_of(tensors: Sequence[UpdateTarget]) -> list[tuple[int, ...]]:
-        """Return the addresses of each parameter's six tensors."""
-        return [
-            tuple(
-                tensor.data_ptr()
-                for tensor in (parameter, gradient, state.codes_m, state.codes_v, state.max_m, state.max_v)
-            )
-            for parameter, gradient, state in tensors
-        ]
+    def addresses_of(tensors: Sequence[Sequence[Any]]) -> list[tuple[int, ...]]:
+        return [tuple(tensor.data_ptr() for tensor in row) for row in tensors]
 
 
-def update_(table: TensorTable, codebook: Codebook, update: Update) -> None:
-    """Update all tensors of the table in place."""
+def codebook(signed: Any, unsigned: Any) -> tuple[Any, ...]:
+    """Return both code tables (256,), sorted, and the midpoints between neighbours (255,), float32."""
+    return signed, unsigned, (signed[1:] + signed[:-1]) / 2, (unsigned[1:] + unsigned[:-1]) / 2
+
+
+def update_(
+    table: TensorTable,
+    codes: tuple[Any, ...],
+    *,
+    step: int,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """Update all tensors of the table in place, with the tables of `codebook`. `step` counts from 1."""
+    correction = math.sqrt(1.0 - betas[1] ** step)
     _adamw8[(table.blocks,)](
-        table.rows, table.owners, codebook.signed, codebook.unsigned, codebook.signed_midpoints,
-        codebook.unsigned_midpoints, update.step_size, update.correction * update.eps, *update.betas,
-        1.0 - update.lr * update.weight_decay, BLOCK=BLOCK, TABLE_COLUMNS=TABLE_COLUMNS, num_warps=2,
+        table.rows, table.owners, *codes, lr * correction / (1.0 - betas[0] ** step), correction * eps, *betas,
+        1.0 - lr * weight_decay, BLOCK=BLOCK, TABLE_COLUMNS=TABLE_COLUMNS, num_warps=2,
     )  # fmt: skip
 
 

@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bench.kernels.adamw8 import Codebook, Moments, TensorTable, Update, update_
+from bench.kernels.adamw8 import TensorTable, codebook, update_
 from bench.torch_stack import Stack
+
+STATE = ("state1", "state2", "absmax1", "absmax2")  # bitsandbytes' names: codes and largest magnitudes of m and v
 
 
 def multi_tensor_adamw8bit(stack: Stack, groups: Sequence[dict[str, Any]]) -> Any:
     """Make the optimizer. Its state has bitsandbytes' names and format, so it reads checkpoints of either."""
+    tables: dict[int, TensorTable] = {}  # by parameter group
+    codes: dict[int, tuple[Any, ...]] = {}
 
     class MultiTensorAdamW8bit(stack.bitsandbytes.optim.AdamW8bit):  # type: ignore[misc, name-defined]
         """One launch for each parameter group."""
@@ -25,51 +29,37 @@ def multi_tensor_adamw8bit(stack: Stack, groups: Sequence[dict[str, Any]]) -> An
                 self.initialized = True
             with stack.torch.no_grad():
                 for number, group in enumerate(self.param_groups):
-                    updates[number](self, group)
+                    if parameters := _prepare(self, number, group):
+                        self._update(number, group, parameters)
 
-    updates = [_GroupUpdate(number) for number in range(len(groups))]
+        def _update(self, number: int, group: dict[str, Any], parameters: list[Any]) -> None:
+            states = [self.state[parameter] for parameter in parameters]
+            for state in states:
+                state["step"] += 1
+            tensors = [
+                (parameter, parameter.grad, *(state[name] for name in STATE))
+                for parameter, state in zip(parameters, states, strict=True)
+            ]
+            if number not in codes:
+                codes[number] = codebook(states[0]["qmap1"], states[0]["qmap2"])
+            if number not in tables or tables[number].key != TensorTable.addresses_of(tensors):
+                tables[number] = TensorTable(tensors)
+            rates = {name: group[name] for name in ("betas", "eps", "weight_decay")}
+            update_(tables[number], codes[number], step=states[0]["step"], lr=float(group["lr"]), **rates)
+
     return MultiTensorAdamW8bit(groups)
 
 
-class _GroupUpdate:
-    """The update of one parameter group, with its table of addresses."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._table: TensorTable | None = None
-        self._codebook: Codebook | None = None
-
-    def __call__(self, optimizer: Any, group: dict[str, Any]) -> None:
-        parameters = self._prepare(optimizer, group)
-        if not parameters:
-            return
-        states = [optimizer.state[parameter] for parameter in parameters]
-        for state in states:
-            state["step"] += 1
-        if self._codebook is None:
-            self._codebook = Codebook.from_values(states[0]["qmap1"], states[0]["qmap2"])
-        tensors = [
-            (parameter, parameter.grad, _moments(state)) for parameter, state in zip(parameters, states, strict=True)
-        ]
-        if self._table is None or self._table.key != TensorTable.addresses_of(tensors):
-            self._table = TensorTable(tensors)
-        rates = {name: group[name] for name in ("betas", "eps", "weight_decay")}
-        update_(self._table, self._codebook, Update(lr=float(group["lr"]), step=states[0]["step"], **rates))
-
-    def _prepare(self, optimizer: Any, group: dict[str, Any]) -> list[Any]:
-        """Return the parameters with 8-bit state. bitsandbytes itself updates those whose state has 32 bits."""
-        parameters = []
-        for index, parameter in enumerate(group["params"]):
-            if parameter.grad is None:
-                continue
-            if not optimizer.state[parameter]:
-                optimizer.init_state(group, parameter, self._number, index)
-            if "absmax1" in optimizer.state[parameter]:
-                parameters.append(parameter)
-            else:
-                optimizer.update_step(group, parameter, self._number, index)
-        return parameters
-
-
-def _moments(state: dict[str, Any]) -> Moments:
-    return Moments(codes_m=state["state1"], codes_v=state["state2"], max_m=state["absmax1"], max_v=state["absmax2"])
+def _prepare(optimizer: Any, number: int, group: dict[str, Any]) -> list[Any]:
+    """Return the group's parameters with 8-bit state. bitsandbytes itself updates those whose state has 32 bits."""
+    parameters = []
+    for index, parameter in enumerate(group["params"]):
+        if parameter.grad is None:
+            continue
+        if not optimizer.state[parameter]:
+            optimizer.init_state(group, parameter, number, index)
+        if STATE[-1] in optimizer.state[parameter]:
+            parameters.append(parameter)
+        else:
+            optimizer.update_step(group, parameter, number, index)
+    return parameters
