@@ -15,12 +15,11 @@ time. The first form's loss must also equal the one that the training recorded.
 """
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from bench import torch_stack
 from bench.adapter import lora
@@ -37,13 +36,10 @@ from bench.records.adapter import AdapterCheck, ServedForm
 from bench.records.units import format_gb
 from bench.workloads.finetune import evaluate, training_set
 from bench.workloads.finetune.answers import AnswerGenerator, GeneratedAnswer, end_tokens_of, prompt_cases
-from bench.workloads.finetune.score import RowScore, Scoring, mean_score
 from bench.workloads.finetune.scoring import RowTexts
 from bench.workloads.finetune.training_set import training_of
 from bench.workloads.ranks.process import RankGroup
 
-PROGRESS_SEC = 10.0
-Item = TypeVar("Item")
 TRAINED, BF16, MERGED, FOLDER = "trained", "bf16", "merged-{}", "folder"
 
 
@@ -58,38 +54,14 @@ class CheckRequest:
     answers: int = 8
 
 
-class ProgressLog:
-    """Log of a long loop: at most one line every PROGRESS_SEC, such as `bf16: held-out example 12 of 400`."""
-
-    def __init__(self, log: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._log, self._clock, self._logged_at = log, clock, clock()
-
-    def track(self, title: str, items: Sequence[Item]) -> Iterator[Item]:
-        """Yield the items, and log the number of the present one if the last line is old enough."""
-        for number, item in enumerate(items, 1):
-            self.update(title, number, len(items))
-            yield item
-
-    def update(self, title: str, number: int, total: int) -> None:
-        """Log `title NUMBER of TOTAL` if the last line is old enough."""
-        if self._clock() - self._logged_at >= PROGRESS_SEC:
-            self.log(f"{title} {number:,} of {total:,}")
-
-    def log(self, message: str) -> None:
-        """Log a line now."""
-        self._log(message)
-        self._logged_at = self._clock()
-
-
 class Checker:
     """Measurement of all forms of one adapter, one model in memory at a time."""
 
     def __init__(self, request: CheckRequest, log: Callable[[str], None], cache_dir: Path | None) -> None:
         """Load and check the inputs. Raises InputError and InputRejected."""
         self.request, self.trial = request, request.trial
-        self.name = TRAINED  # the form that is being measured
-        self.progress = ProgressLog(log)
-        self.progress.log(f"checking the files of {request.trial.model}")
+        self.log = log
+        self.log(f"checking the files of {request.trial.model}")
         model, adapter = Path(request.trial.model), Path(request.adapter)
         facts = lora.check_base(model, adapter, request.model_sha256)
         self.lora, self.record = lora.read(adapter)
@@ -103,7 +75,6 @@ class Checker:
         self.targets = [training_set.count_targets([example]) for example in self.examples]
         training = training_of(request.trial)
         self.cases = prompt_cases(self.examples, request.answers) if training.data.labels == "assistant" else []
-        self.scoring, self.unscored_place = Scoring.load(training), ""
         self.texts = RowTexts(self.tokenizer, training.data.special_tokens)
         self.ends = sorted({self.tokenizer.eos_token_id, *self.material.end_tokens})
         self.modules = torch_stack.load()
@@ -120,8 +91,8 @@ class Checker:
         first: list[float] = []
         forms: list[ServedForm] = []
         for name, measure in self._forms():
-            self.name = name
-            self.progress.log(f"{name}: loading the model, then measuring {len(self.examples)} held-out examples")
+            counts = f"{len(self.examples)} held-out examples, {len(self.cases)} answers"
+            self.log(f"{name}: loading the model, then measuring {counts}")
             losses, answers = measure()
             torch_stack.free_memory(self.modules.torch, is_cuda=self.placement.is_cuda)
             result = evaluate.make_evaluation(0, losses, first, self.targets)
@@ -130,22 +101,17 @@ class Checker:
                     f"{name}: held-out loss {result.loss}, so adapter or base is damaged", remedy="fetch them again"
                 )
             first = first or losses
-            scores = self._score([text for text, _ in answers])
-            mean, low, high = mean_score(scores) or (None, None, None)
             forms.append(
                 ServedForm(
                     name=name, loss=result.loss, low=result.low, high=result.high,
                     change=result.change, change_low=result.change_low, change_high=result.change_high,
                     answers=[text for text, _ in answers], unended=sum(not has_ended for _, has_ended in answers),
-                    score=mean, score_low=low, score_high=high,
-                    unscored=sum(score.fault is not None for score in scores),
                 )
             )  # fmt: skip
         return AdapterCheck(
             adapter_sha256=self.lora.sha256,
             merged=self.request.merged,
             end_ids=self.ends,
-            places=[case.location for case in self.cases],
             prompts=[self.tokenizer.decode(case.prompt) for case in self.cases],
             questions=self.texts.questions(self.cases),
             forms=forms,
@@ -154,19 +120,7 @@ class Checker:
             targets=self.targets,
             device=fingerprint.device_facts(self.modules.torch).get("gpu_name") or "CPU",
             arithmetic=str(self.placement.compute_dtype).removeprefix("torch."),
-            score=None if self.scoring is None else self.scoring.method,
-            unscored_place=self.unscored_place or None,
         )
-
-    def _score(self, answers: Sequence[str]) -> list[RowScore]:
-        """Score a form's answers by `train.score`; [] without that setting."""
-        if self.scoring is None:
-            return []
-        scores = self.scoring.score(self.texts.rows(self.cases, answers))
-        for case, score in zip(self.cases, scores, strict=True):
-            if score.fault is not None and not self.unscored_place:
-                self.unscored_place = f"{case.location}: {score.fault.label}: {score.detail}"
-        return scores
 
     def _forms(self) -> Iterator[tuple[str, Callable[[], tuple[list[float], list[GeneratedAnswer]]]]]:
         yield TRAINED, self._measure_trained
@@ -179,17 +133,8 @@ class Checker:
 
     def _measure_trained(self) -> tuple[list[float], list[GeneratedAnswer]]:
         step, peft_model = lora.load_trained(self.modules, self.trial, self.placement, Path(self.request.adapter))
-        rows = training_set.RowCollator(self.material, self.tokenizer)
-        total = len(self.material.validation_rows())
-        with evaluate.evaluation_mode(self.modules.torch, step.model):
-            losses = evaluate.example_losses(
-                self.modules.torch,
-                step,
-                self.material,
-                rows,
-                RankGroup(self.modules.torch),
-                lambda number: self.progress.update(f"{self.name}: packed row", number, total),
-            )
+        rows, torch = training_set.RowCollator(self.material, self.tokenizer), self.modules.torch
+        losses = evaluate.example_losses(torch, step, self.material, rows, RankGroup(torch), lambda _: None)
         return losses, self._generate_answers(peft_model, self.ends, step)
 
     def _measure_bf16(self) -> tuple[list[float], list[GeneratedAnswer]]:
@@ -214,16 +159,13 @@ class Checker:
         return model.eval()
 
     def _measure_plain(self, model: Any, ends: Sequence[int]) -> tuple[list[float], list[GeneratedAnswer]]:
-        examples = self.progress.track(f"{self.name}: held-out example", self.material.data.validation)
-        losses = plain_losses(self.modules.torch, model, examples)
+        losses = plain_losses(self.modules.torch, model, self.material.data.validation)
         return losses, self._generate_answers(model, ends)
 
     def _generate_answers(
         self, model: Any, ends: Sequence[int], step: TrainingStep | None = None
     ) -> list[GeneratedAnswer]:
         generator = AnswerGenerator(self.modules, model, self.tokenizer, ends, step=step)
-        if self.cases:
-            self.progress.log(f"{self.name}: {len(self.cases)} answers")
         return generator.generate([case.prompt for case in self.cases], [case.max_tokens for case in self.cases])
 
 

@@ -124,8 +124,7 @@ class ServedForm:
     """An adapter in one form for serving: its held-out loss per target token with its 95 % interval.
 
     `change` is the paired difference to the first form of the check over the same examples; None for the first form.
-    `unended`: number of answers that reached the length limit. `score` is the mean by `train.score` over the answers,
-    without the `unscored` ones; None without that setting, or if no answer has a score.
+    `unended`: number of answers that reached the length limit.
     """
 
     name: str
@@ -137,10 +136,6 @@ class ServedForm:
     change_high: float | None
     answers: list[str]
     unended: int
-    score: float | None = None
-    score_low: float | None = None
-    score_high: float | None = None
-    unscored: int = 0
 
     def has_other_loss(self, minimum: float = MIN_NATS) -> bool:
         """Tell whether the loss differs from the trained one, beyond the interval of their difference."""
@@ -158,8 +153,7 @@ class AdapterCheck(Checksummed):
     """Result of `bench.adapter.check` (adapter-check.json).
 
     `losses` (summed over an example's `targets`) are those of the first form, for the example digests in `examples`;
-    `places` and `prompts` identify the answered prompts; `questions` are the texts of those that are a single question.
-    `score` is the method of the forms' scores, `unscored_place` the first answer without a score, with the cause.
+    `prompts` were answered; `questions` are the texts of those that are a single question.
     """
 
     FILE, KIND = ADAPTER_CHECK_FILE, "adapter check"
@@ -167,7 +161,6 @@ class AdapterCheck(Checksummed):
     adapter_sha256: str
     merged: str | None
     end_ids: list[int]
-    places: list[str]
     prompts: list[str]
     questions: list[str | None]
     forms: list[ServedForm]
@@ -176,8 +169,6 @@ class AdapterCheck(Checksummed):
     targets: list[int]
     device: str
     arithmetic: str
-    score: str | None = None
-    unscored_place: str | None = None
 
     def merged_form(self, base: object) -> ServedForm | None:
         return next((form for form in self.forms if form.name == f"merged-{base}"), None)

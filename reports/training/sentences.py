@@ -265,7 +265,4 @@ def _form_text(form: ServedForm) -> str:
         low, high = form.change_low, form.change_high
         ends = "" if low is None or high is None else f" ({low:+.4f} to {high:+.4f})"
         text += f", {form.change:+.4f}{ends} compared with the trained form"
-    if form.score is not None:
-        answers = formatting.count(len(form.answers) - form.unscored, "answer")
-        text += f"; score {form.score * 100:.0f} % over {answers}"
     return text + (f"; {form.unended} of {len(form.answers)} answers did not end" if form.unended else "")

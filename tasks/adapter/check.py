@@ -23,7 +23,7 @@ from tasks.cli.command_result import CommandResult
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, ruled_table
 from tasks.cli.waiting import Wait
-from tasks.errors import RetryableError, TaskFailed, UsageError, results_write_errors
+from tasks.errors import RetryableError, TaskFailed, results_write_errors
 from tasks.settings.layers import Settings, load
 
 FOLDER = "folder"  # the form that is measured only from the files of a merge
@@ -35,7 +35,7 @@ def check_adapter(context: Context, run: str | None, *, answers: int) -> Command
     trained = open_training(settings, run)
     with acquire_lock(settings.results_folder, f"adapter.check (run {trained.run.run_id})"):
         check = measure(settings, trained, answers)
-    failure = TaskFailed(reason) if (reason := find_failure(trained, check)) else find_unscored(check)
+    failure = TaskFailed(reason) if (reason := find_failure(trained, check)) else None
     return CommandResult(
         data=schema.to_json(check), show=lambda: print_check(console(), trained, check), failure=failure
     )
@@ -113,16 +113,6 @@ def find_failure(trained: TrainedAdapter, check: AdapterCheck) -> str | None:
     return None
 
 
-def find_unscored(check: AdapterCheck) -> UsageError | None:
-    """Return an error if answers were to be scored and none has a score."""
-    if check.score is not None and check.places and all(form.score is None for form in check.forms):
-        return UsageError(
-            f"train.score: no answer has a score: {check.unscored_place}",
-            remedy=f"correct {check.score}, then repeat the check",
-        )
-    return None
-
-
 def print_check(out: Console, trained: TrainedAdapter, check: AdapterCheck) -> None:
     out.print(
         Text(
@@ -140,32 +130,21 @@ def print_check(out: Console, trained: TrainedAdapter, check: AdapterCheck) -> N
     for form in check.forms:
         if form.unended:
             out.print(Text(f"! {FORM_LABELS[form.name]}: {form.unended} of {len(form.answers)} answers did not end"))
-        if form.unscored:
-            where = f"first {check.unscored_place}"
-            out.print(Text(f"! {FORM_LABELS[form.name]}: {form.unscored} answers have no score; {where}"))
     if check.merged is None and (base := check.best_base(trained.trial.base_precision)) is not None:
         out.print(Text(f"next: inv adapter.merge --run={trained.run.run_id} --base={base} adapter.check"))
 
 
 def check_table(check: AdapterCheck) -> Table:
     first = check.forms[0]
-    has_score = check.score is not None
-    numbers = ("held-out loss", "change", *(("score",) if has_score else ()), "same answers", "not ended")
+    numbers = ("held-out loss", "change", "same answers", "not ended")
     table = ruled_table("form", *numbers, right=numbers)
     for form in check.forms:
         interval = "" if form.low is None or form.high is None else f" ({form.low:.4f} to {form.high:.4f})"
         same = sum(trained == other for trained, other in zip(first.answers, form.answers, strict=True))
         count = len(form.answers)
-        score = (format_score(form),) if has_score else ()
-        cells = (f"{form.loss:.4f}{interval}", format_change(form), *score)
-        table.add_row(FORM_LABELS[form.name], *cells, f"{same} of {count}", f"{form.unended} of {count}")
+        cells = (f"{form.loss:.4f}{interval}", format_change(form), f"{same} of {count}", f"{form.unended} of {count}")
+        table.add_row(FORM_LABELS[form.name], *cells)
     return table
-
-
-def format_score(form: ServedForm) -> str:
-    if form.score is None or form.score_low is None or form.score_high is None:
-        return "none"
-    return f"{form.score * 100:.0f} % ({form.score_low * 100:.0f} to {form.score_high * 100:.0f})"
 
 
 def format_change(form: ServedForm) -> str:

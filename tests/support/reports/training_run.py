@@ -103,7 +103,7 @@ def write_checked(folder: Path, examples: dict[str, float], *merged: ServedForm)
     """Write a training with these losses per token; each example has ten targets."""
     AdapterCheck(
         adapter_sha256=RECORD.adapter_sha256 or "", merged=None, end_ids=[2],
-        places=[], prompts=[], questions=[], forms=[FORM, *merged], examples=list(examples),
+        prompts=[], questions=[], forms=[FORM, *merged], examples=list(examples),
         losses=[10 * loss for loss in examples.values()], targets=[10] * len(examples),
         device="CPU", arithmetic="float32",
     ).write(write_run(folder))  # fmt: skip

@@ -26,19 +26,6 @@ def test_a_prompt_is_an_examples_beginning_and_its_last_answer_is_the_reference(
     assert case.max_tokens == answers.MIN_LIMIT_TOKENS
 
 
-def test_a_long_measurement_logs_a_line_every_ten_seconds_and_a_short_one_none():
-    clock, lines = iter(range(0, 1000, 4)), []
-    progress = check.ProgressLog(lines.append, clock=lambda: next(clock))
-    assert list(progress.track("bf16: held-out example", range(9))) == list(range(9))
-    numbers = [int(line.split()[-3]) for line in lines]
-    assert numbers == [3, 6, 9][: len(numbers)]
-    assert len(numbers) >= 2
-    lines.clear()
-    short = check.ProgressLog(lines.append, clock=lambda: 0.0)
-    assert list(short.track("answer", "ab")) == ["a", "b"]
-    assert lines == []
-
-
 def test_the_base_in_adapter_config_is_an_absolute_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "m").mkdir(parents=True)
@@ -54,11 +41,10 @@ def test_a_base_that_does_not_fit_the_gpu_in_16_bits_is_refused_before_it_is_loa
         check.Checker(check.CheckRequest(trial=lab().trial, adapter=str(adapter)), lambda _: None, None)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("short_answers")
 def test_every_form_is_measured_and_the_merged_folder_is_the_merge_in_memory(lab, adapter, merge_fields):
     trial = lab(
         lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"), lora_alpha=8, lora_dropout=0.0,
-        training={"score": "contains"},
     ).trial  # fmt: skip
     facts = merge.merge(merge.MergeRequest(**merge_fields(base="nf4")), lambda _: None)
     request = check.CheckRequest(trial=trial, adapter=str(adapter), merged=merge_fields()["out"], answers=2)
@@ -75,8 +61,6 @@ def test_every_form_is_measured_and_the_merged_folder_is_the_merge_in_memory(lab
     assert all(str(question).startswith("What is ") for question in report.questions)
     assert set(report.end_ids) <= set(facts.end_ids)
     assert len(report.losses) == len(report.examples) == len(report.targets)
-    assert (report.score, report.unscored_place) == ("contains", None)
-    assert all(form.score is not None and form.score_low <= form.score <= form.score_high for form in report.forms)
     assert sum(report.losses) / sum(report.targets) == pytest.approx(forms["trained"].loss)
 
     settings = Path(merge_fields()["out"]) / "generation_config.json"

@@ -40,7 +40,7 @@ def form(name: str, change: float | None = None, half: float = 0.001, **changes:
 def adapter_check(*forms: ServedForm, **changes: object) -> AdapterCheck:
     check = AdapterCheck(
         adapter_sha256=SHA256, merged=None, end_ids=[2],
-        places=["d: line 1"], prompts=["?"], questions=[None],
+        prompts=["?"], questions=[None],
         forms=[form("trained"), *forms], examples=["e"], losses=[3.0], targets=[2], device="CPU",
         arithmetic="float32",
     )  # fmt: skip

@@ -15,9 +15,7 @@ from remote.fleet.ledger import Ledger
 from tasks.adapter import merge
 from tasks.adapter.artifact import TrainedAdapter, open_training
 from tasks.adapter.check import (
-    check_table,
     find_failure,
-    find_unscored,
     format_change,
     hidden_change_warning,
 )
@@ -57,19 +55,6 @@ def test_the_trained_form_has_no_change_and_one_example_no_interval() -> None:
     single = dataclasses.replace(form("merged-bf16", 0.001, 0.01), change_low=None, change_high=None)
     assert "train.validation_fraction" in str(hidden_change_warning(adapter_check(single), single))
     assert format_change(form("bf16", 0.05, 0.01)) == "+0.0500 (+0.0400 to +0.0600)"
-
-
-def test_a_check_whose_answers_have_no_score_is_bad_input() -> None:
-    assert find_unscored(adapter_check()) is None
-    scored = form("bf16", score=0.5, score_low=0.1, score_high=0.9, unscored=1)
-    assert find_unscored(adapter_check(scored, score="json")) is None
-    location = "d.jsonl: line 1: the score file raised an exception: KeyError"
-    assert location in str(
-        find_unscored(adapter_check(form("bf16", unscored=2), score="my.py", unscored_place=location))
-    )
-    lines = check_table(adapter_check(scored, score="json"))
-    assert [column.header for column in lines.columns][3] == "score"
-    assert list(lines.columns[3].cells) == ["none", "50 % (10 to 90)"]
 
 
 def test_a_merge_that_changes_the_loss_is_refused_and_the_other_base_is_offered(trained: TrainedAdapter) -> None:
