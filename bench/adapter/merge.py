@@ -46,7 +46,6 @@ SUFFIXES = frozenset({".jinja", ".json", ".model", ".tiktoken", ".txt"})  # file
 TEMPLATES_FOLDER = "additional_chat_templates"
 OVERHEAD_BYTES = 32 << 20  # tokenizer and index
 Headers: TypeAlias = dict[str, tuple[Any, tuple[int, ...]]]  # torch's dtype and the shape by tensor
-WeightReader: TypeAlias = Callable[[str], Any]
 HEADER_ALIGNMENT = 8
 NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
 
@@ -92,7 +91,10 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
                 f"{out.parent}: {format_gb(free, 2)} free, {format_gb(needed, 2)} needed",
                 remedy="free some space, or name a folder on another disk",
             )
-        _write_shards(part, shards, source.read, log)
+        torch = torch_stack.load().torch
+        for number, (name, headers) in enumerate(shards.items(), 1):
+            write_verified(part / name, tensor_chunks(headers, source.read, torch))
+            log(f"shard {number} of {len(shards)}: {name}, {format_mb((part / name).stat().st_size)}, read back")
         _write_other_files(part, model, adapter, shards, facts.end_ids)
         write_atomic(part / MERGE_FILE, json.dumps(schema.to_json(facts), indent=1).encode() + b"\n")
         _write_checksums(part)
@@ -220,15 +222,6 @@ class MergedFiles:
             return file.get_tensor(name).to(self._device)
 
 
-def _write_shards(
-    part: Path, shards: Mapping[str, Headers], get_tensor: WeightReader, log: Callable[[str], None]
-) -> None:
-    torch = torch_stack.load().torch
-    for number, (name, headers) in enumerate(shards.items(), 1):
-        write_verified(part / name, tensor_chunks(headers, get_tensor, torch))
-        log(f"shard {number} of {len(shards)}: {name}, {format_mb((part / name).stat().st_size)}, read back")
-
-
 def _write_checksums(part: Path) -> None:
     names = sorted(str(path.relative_to(part)) for path in part.rglob("*") if path.is_file())
     lines = [f"{sha256_of(part / name)}  {name}\n" for name in names]
@@ -243,15 +236,10 @@ def _verify_existing(out: Path, facts: MergeFacts, log: Callable[[str], None]) -
         is_same = False
     if not is_same:
         raise InputError(f"{out}: exists and is not this merge", remedy="name another folder, or remove it")
-    verify_sums(out)
+    if (fault := folder_fault(out)) is not None:
+        raise InputError(fault, remedy=f"remove {out} and retry")
     log(f"{out}: already exists, verified")
     return facts
-
-
-def verify_sums(folder: Path) -> None:
-    """Check that SHA256SUMS lists every file, and each is unchanged. Raises InputError."""
-    if (fault := folder_fault(folder)) is not None:
-        raise InputError(fault, remedy=f"remove {folder} and retry")
 
 
 def encode_header(headers: Headers) -> bytes:
@@ -290,7 +278,7 @@ def write_verified(path: Path, chunks: Iterable[Any]) -> None:
         raise OSError(errno.EIO, "data read back differs from the data written; check the disk", str(path))
 
 
-def tensor_chunks(headers: Headers, get_tensor: WeightReader, torch: Any) -> Iterator[Any]:
+def tensor_chunks(headers: Headers, get_tensor: Callable[[str], Any], torch: Any) -> Iterator[Any]:
     """Yield the content of a safetensors file, with one tensor in memory at a time."""
     yield encode_header(headers)
     for name, (dtype, shape) in headers.items():

@@ -12,12 +12,12 @@ because the model is loaded once for all of them.
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
 from invoke.context import Context
 
-from remote.serving import BadServer, Completion, ServerClient, ServerUnavailable
+from remote.serving import BadServer, ServerClient, ServerUnavailable
 from tasks.adapter.artifact import TrainedAdapter, open_training, run_on_worker
 from tasks.cli.command_result import CommandResult
 from tasks.cli.lock import acquire_lock
@@ -32,18 +32,19 @@ MAX_TOKENS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedPrompt:
-    """Prompt with the recorded answer and the server's reply."""
+    """Prompt with the recorded answer and the server's."""
 
     kind: str
     prompt: str
     recorded: str
-    reply: Completion
+    answer: str
+    has_ended: bool
 
     @property
     def verdict(self) -> str:
-        if self.reply.text == self.recorded:
+        if self.answer == self.recorded:
             return "same"
-        return "similar" if self.reply.text[:COMPARED_CHARS] == self.recorded[:COMPARED_CHARS] else "differs"
+        return "similar" if self.answer[:COMPARED_CHARS] == self.recorded[:COMPARED_CHARS] else "differs"
 
 
 def check_served(
@@ -54,8 +55,8 @@ def check_served(
     prompts = ask_server(settings, trained, url, model, key_file)
     table = ruled_table("prompt", "recorded answer", "server's answer", "")
     for checked in prompts:
-        ended = "" if checked.reply.has_ended else ", did not end"
-        texts = (checked.prompt[-SHOWN_CHARS:], checked.recorded, checked.reply.text)
+        ended = "" if checked.has_ended else ", did not end"
+        texts = (checked.prompt[-SHOWN_CHARS:], checked.recorded, checked.answer)
         table.add_row(*(escape_controls(text[:SHOWN_CHARS]) for text in texts), f"{checked.verdict}{ended}")
     console().print(table)
     verdicts = Counter(checked.verdict for checked in prompts)
@@ -64,34 +65,42 @@ def check_served(
     failure = find_failure(trained, url, prompts, counts)
     if failure is None:
         print(f"{url} answers like run {trained.run.run_id}: {counts}")
-    document = [
-        {
-            "kind": checked.kind,
-            "prompt": checked.prompt,
-            "recorded": checked.recorded,
-            "answer": checked.reply.text,
-            "has_ended": checked.reply.has_ended,
-            "verdict": checked.verdict,
-        }
-        for checked in prompts
-    ]
+    document = [{**asdict(checked), "verdict": checked.verdict} for checked in prompts]
     return CommandResult(data={"server": url, "run": trained.run.run_id, "prompts": document}, failure=failure)
 
 
-def query_server(trained: TrainedAdapter, server: ServerClient, model: str) -> Iterator[CheckedPrompt]:
-    """Send all prompts with a recorded answer to the server. Raises UsageError without any."""
-    checked = trained.read_check()
-    if checked is None or not checked.prompts:
-        run_id = trained.run.run_id
+def ask_server(
+    settings: Settings, trained: TrainedAdapter, url: str, model: str | None, key_file: str | None
+) -> list[CheckedPrompt]:
+    """Send all prompts with a recorded answer to the server. Raises UsageError without any, and RetryableError."""
+    check, run_id = trained.read_check(), trained.run.run_id
+    if check is None or not check.prompts:
         remedy = f"type: inv adapter.check --run={run_id}" if trained.record.evaluations else "train with held-out data"
         raise UsageError(f"run {run_id}: no recorded answer to compare with", remedy=remedy)
-    form = checked.forms[-1] if checked.merged is not None else checked.forms[0]
-    for prompt, question, answer in zip(checked.prompts, checked.questions, form.answers, strict=True):
-        reply = server.complete(model, prompt, MAX_TOKENS)
-        yield CheckedPrompt(kind="held out", prompt=prompt, recorded=answer, reply=reply)
-        if question is not None:
-            reply = server.chat(model, [{"role": "user", "content": question}], MAX_TOKENS)
-            yield CheckedPrompt(kind="chat", prompt=question, recorded=answer, reply=reply)
+    key = None if key_file is None else secrets.read_secret(settings, "--key-file", key_file, in_header=True)
+    form, prompts = check.forms[-1 if check.merged is not None else 0], list[CheckedPrompt]()
+    try:
+        server = ServerClient(url, key)
+        names = server.models()
+        if model is None and len(names) > 1:
+            raise UsageError(f"{url}: serves {', '.join(map(escape_controls, names))}", remedy="name one with --model")
+        if model is not None and model not in names:
+            raise UsageError(f"{url}: serves {', '.join(map(escape_controls, names))}, not {model}")
+        model = model or names[0]
+        for prompt, question, recorded in zip(check.prompts, check.questions, form.answers, strict=True):
+            replies = [("held out", prompt, server.complete(model, prompt, MAX_TOKENS))]
+            if question is not None:
+                messages = [{"role": "user", "content": question}]
+                replies.append(("chat", question, server.chat(model, messages, MAX_TOKENS)))
+            prompts += [
+                CheckedPrompt(kind=kind, prompt=text, recorded=recorded, answer=reply.text, has_ended=reply.has_ended)
+                for kind, text, reply in replies
+            ]
+    except BadServer as error:
+        raise UsageError.from_error(error) from error
+    except ServerUnavailable as error:
+        raise RetryableError.from_error(error, remedy="rerun the command when it answers") from error
+    return prompts
 
 
 def find_failure(trained: TrainedAdapter, url: str, prompts: list[CheckedPrompt], counts: str) -> TaskFailed | None:
@@ -101,7 +110,7 @@ def find_failure(trained: TrainedAdapter, url: str, prompts: list[CheckedPrompt]
             f"{url} does not answer like run {trained.run.run_id}: {counts}",
             remedy="check that the adapter is loaded, and that the template is the one of its folder",
         )
-    unended = sum(prompt.kind == "held out" and not prompt.reply.has_ended for prompt in prompts)
+    unended = sum(prompt.kind == "held out" and not prompt.has_ended for prompt in prompts)
     checked = trained.read_check()
     allowed = 0 if checked is None else checked.forms[0].unended
     if unended > allowed:
@@ -110,25 +119,6 @@ def find_failure(trained: TrainedAdapter, url: str, prompts: list[CheckedPrompt]
             remedy="the server must end answers at the trained token (generation_config.json: eos_token_id)",
         )
     return None
-
-
-def ask_server(
-    settings: Settings, trained: TrainedAdapter, url: str, model: str | None, key_file: str | None
-) -> list[CheckedPrompt]:
-    """Send all prompts with a recorded answer to the server; its errors become task errors."""
-    key = None if key_file is None else secrets.read_secret(settings, "--key-file", key_file, in_header=True)
-    try:
-        server = ServerClient(url, key)
-        names = server.models()
-        if model is None and len(names) > 1:
-            raise UsageError(f"{url}: serves {', '.join(map(escape_controls, names))}", remedy="name one with --model")
-        if model is not None and model not in names:
-            raise UsageError(f"{url}: serves {', '.join(map(escape_controls, names))}, not {model}")
-        return list(query_server(trained, server, model or names[0]))
-    except BadServer as error:
-        raise UsageError.from_error(error) from error
-    except ServerUnavailable as error:
-        raise RetryableError.from_error(error, remedy="rerun the command when it answers") from error
 
 
 def chat(context: Context, run: str | None) -> None:

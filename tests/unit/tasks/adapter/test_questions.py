@@ -26,7 +26,7 @@ RECORDED = {"<s>?": LONG, "?": LONG, "<s>!": "no"}
 def answered(trained: TrainedAdapter, monkeypatch: pytest.MonkeyPatch) -> TrainedAdapter:
     """Return a training with recorded answers to two held-out prompts, one of them a single question."""
     forms = [form("trained", answers=[LONG, "no"])]
-    checked = adapter_check(prompts=["<s>?", "<s>!"], questions=["?", None], places=["a", "b"], forms=forms)
+    checked = adapter_check(prompts=["<s>?", "<s>!"], questions=["?", None], forms=forms)
     save_check(trained, checked)
     monkeypatch.setattr(questions, "open_training", lambda _settings, _run: trained)
     monkeypatch.setattr(questions, "load", lambda _context: None)
@@ -79,11 +79,8 @@ def test_a_server_of_several_models_or_none_is_one_line() -> None:
 
 def test_without_a_recorded_answer_the_command_that_records_some_is_named(answered: TrainedAdapter) -> None:
     (answered.folder / "adapter-check.json").unlink()
-    with (
-        FakeOpenAI({}) as server,
-        pytest.raises(UsageError, match=r"inv adapter\.check --run="),
-    ):
-        list(questions.query_server(answered, questions.ServerClient(server.url, None), "tuned"))
+    with pytest.raises(UsageError, match=r"inv adapter\.check --run="):
+        check("http://127.0.0.1:1")
 
 
 def set_stdin(lines: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
