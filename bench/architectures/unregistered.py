@@ -35,7 +35,7 @@ OUT_NAMES = frozenset({"o_proj", "out_proj", "c_proj", "dense", "wo", "o"})
 ATTENTION_NAMES = (".q_proj", ".k_proj", ".v_proj", ".o_proj")
 DOWN_NAMES = frozenset({"down_proj", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "w2", "wo"})
 CHOICES = re.compile(r"num_experts_per_tok(en)?|moe_(top)?k|top_k_experts")
-# Types whose model in transformers separates packed samples: test_packing.py shows it for each.
+# Types whose model in transformers separates packed samples: test_packing.py shows it for each (THOROUGH=1).
 PACKED_TYPES = (
     "apertus arcee aria_text axk1 beam bitnet codegen cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3 "
     "diffllama dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma glm glm4 glm4_moe glm4_moe_lite "

@@ -1,4 +1,7 @@
-"""Every type of model that transformers registers: losses in a micro-batch are those of single samples."""
+"""Types of models that transformers registers: losses in a micro-batch are those of single samples.
+
+Every type in a thorough run, and by `python -m tests.benchmarks.every_type`.
+"""
 
 import contextlib
 from array import array
@@ -22,7 +25,6 @@ pytestmark = pytest.mark.slow
 LENGTHS = (37, 11, 64, 23, 5, 40, 64, 30)
 MAX_SEQ_LEN, ROW_TOKENS = 64, 192
 AT_LEAST = 145  # types of transformers 5.17 with a tiny model
-SLOW = {"kimi_linear"}  # a recurrence of five seconds
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0, eos_token_id=2)
 
 
@@ -83,11 +85,11 @@ def error(modules: Any, model_type: str, separation: Separation | None = None, *
 
 def test_each_sample_has_its_single_loss(modules):
     errors = {}
-    for name in set(tiny_models.text_types(modules)) - (set() if THOROUGH else SLOW):
+    for name in tiny_models.tested_types(modules):
         with contextlib.suppress(tiny_models.NoTinyModel):
             errors[name] = error(modules, name)
     assert {name: value for name, value in errors.items() if value > 1e-4} == {}
-    assert len(errors) >= AT_LEAST
+    assert len(errors) >= (AT_LEAST if THOROUGH else len(tiny_models.UNLIKE))
 
 
 LONG_ROPE = {

@@ -31,7 +31,7 @@ VOCABULARY, LENGTH = 96, 24
 LOSS_ERROR, GRADIENT_ERROR = 1e-6, 2e-5  # relative, in float32
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def make_model(modules, folder_of, make_trial) -> Callable[..., Any]:
     """Return a factory of peft models in NF4 with a random B; keywords are LoRA's."""
 
@@ -44,6 +44,12 @@ def make_model(modules, folder_of, make_trial) -> Callable[..., Any]:
         return with_random_b(modules.peft.get_peft_model(base, modules.peft.LoraConfig(**lora)).train())
 
     return make
+
+
+@pytest.fixture(scope="module")
+def pair(make_model) -> tuple[Any, Any]:
+    """Return a plain and a patched model, which a test leaves as they were."""
+    return make_model(), patch(make_model())
 
 
 def padded(*lengths: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -88,26 +94,25 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_loss_and_gradients_are_the_plain_models(make_model, batch):
-    expected = loss_and_gradients(make_model(), **BATCHES[batch]())
-    assert len(expected[1]) == 2 * 3 * len(ALL_LINEAR)
-    assert_equal(loss_and_gradients(patch(make_model()), **BATCHES[batch]()), expected)
+def test_loss_and_gradients_are_the_plain_models(pair, batch):
+    plain, patched = (loss_and_gradients(model, **BATCHES[batch]()) for model in pair)
+    assert len(plain[1]) == 2 * 3 * len(ALL_LINEAR)
+    assert_equal(patched, plain)
 
 
-def test_rows_packed_by_transformers(modules, make_model):
+def test_rows_packed_by_transformers(modules, pair):
     rows = [{"input_ids": row.tolist()} for row in padded(20, 20, 20)["input_ids"]]
     batch = modules.transformers.DataCollatorWithFlattening()(rows)
     assert batch["position_ids"].shape == (1, 60)
-    assert_equal(loss_and_gradients(patch(make_model()), **batch), loss_and_gradients(make_model(), **batch))
+    plain, patched = (loss_and_gradients(model, **batch) for model in pair)
+    assert_equal(patched, plain)
 
 
 @pytest.mark.parametrize(
     "lora",
     [
-        {"target_modules": ["q_proj", "v_proj"]},
         {"target_modules": ["k_proj", "down_proj"], "use_rslora": True},
-        {"layers_to_transform": [1]},
-        {"rank_pattern": {"o_proj": 8}},
+        {"layers_to_transform": [1], "rank_pattern": {"o_proj": 8}},
     ],
     ids=str,
 )
@@ -140,8 +145,8 @@ def test_gradient_checkpointing_follows_the_models_switch(make_model):
 # The model stays a peft model -----------------------------------------------------------------------------------------
 
 
-def test_state_and_saved_adapter_are_the_plain_models(modules, make_model, tmp_path):
-    plain, model = make_model(), patch(make_model())
+def test_state_and_saved_adapter_are_the_plain_models(modules, make_model, pair, tmp_path):
+    plain, model = pair
     assert model.state_dict().keys() == plain.state_dict().keys()
     trained = {name for name, each in model.named_parameters() if each.requires_grad}
     assert trained == {name for name, _ in model.named_parameters() if "lora_" in name}
@@ -161,31 +166,33 @@ def test_evaluation_has_no_dropout(make_model):
     assert float(model.train()(**batch).loss.detach()) != pytest.approx(expected, rel=1e-5)
 
 
-def test_logits_come_from_a_call_without_labels(make_model):
-    batch = padded(24, 9, 17)
-    model, labels = patch(make_model()), batch.pop("labels")
-    assert torch.equal(model(**batch).logits, make_model()(**batch).logits)
+def test_logits_come_from_a_call_without_labels(pair):
+    batch, (plain, model) = padded(24, 9, 17), pair
+    labels = batch.pop("labels")
+    assert torch.equal(model(**batch).logits, plain(**batch).logits)
     assert model(**batch, labels=labels).logits is None
     assert model.generate(input_ids=batch["input_ids"][:1], max_new_tokens=2, do_sample=False).shape == (1, 26)
 
 
-def test_a_disabled_adapter_and_a_removed_patch_give_the_plain_models_loss(make_model):
-    batch, plain, model = padded(24, 9, 17), make_model(), patch(make_model())
+def test_a_disabled_adapter_and_a_removed_patch_give_the_plain_models_loss(pair):
+    batch, (plain, model) = padded(24, 9, 17), pair
     with plain.disable_adapter(), model.disable_adapter(), torch.no_grad():
         assert torch.equal(model(**batch).loss, plain(**batch).loss)
+    forward = model.forward
     del model.forward
     assert model(**batch).logits is not None
+    model.forward = forward
 
 
-def test_a_copy_computes_with_its_own_adapters(make_model):
-    batch, model = padded(24, 9, 17), patch(make_model())
+def test_a_copy_computes_with_its_own_adapters(pair):
+    batch, (_, model) = padded(24, 9, 17), pair
     expected, other = loss_and_gradients(model, **batch), copy.deepcopy(model)
     with torch.no_grad():
-        for name, each in model.named_parameters():
+        for name, each in other.named_parameters():
             if "lora_B" in name:
                 each.zero_()
-    assert_equal(loss_and_gradients(other, **batch), expected)
-    assert float(model(**batch).loss.detach()) != pytest.approx(expected[0], rel=1e-3)
+    assert_equal(loss_and_gradients(model, **batch), expected)
+    assert float(other(**batch).loss.detach()) != pytest.approx(expected[0], rel=1e-3)
 
 
 # In transformers' Trainer ---------------------------------------------------------------------------------------------
@@ -203,7 +210,7 @@ def train(modules: Any, model: Any, folder: Path, rows: list[dict[str, Any]], **
 
     fields = {
         "per_device_train_batch_size": 3,
-        "max_steps": 5,
+        "max_steps": 3,
         "learning_rate": 4e-3,
         "lr_scheduler_type": "constant",
         "weight_decay": 0.0,
@@ -231,10 +238,10 @@ def dataset(count: int) -> list[dict[str, torch.Tensor]]:
     return [{name: each[row] for name, each in batch.items()} for row in range(count)]
 
 
-def test_five_steps_of_the_trainer_have_the_losses_of_the_recipe_and_of_the_plain_model(
+def test_three_steps_of_the_trainer_have_the_losses_of_the_recipe_and_of_the_plain_model(
     modules, make_model, make_trial, folder_of, tmp_path
 ):
-    rows = dataset(15)
+    rows = dataset(9)
     patched = train(modules, patch(make_model()), tmp_path, rows)
     plain = train(modules, make_model(), tmp_path, rows)
     trial = make_trial(
@@ -246,12 +253,12 @@ def test_five_steps_of_the_trainer_have_the_losses_of_the_recipe_and_of_the_plai
     assert step.recipe == "fast"
     with_random_b(step.model)
     own = []
-    for first in range(0, 15, 3):
+    for first in range(0, 9, 3):
         tensors = {name: torch.stack([row[name] for row in rows[first : first + 3]]) for name in rows[0]}
         own.append(float(step(iter([Batch(**tensors, samples=3, tokens=72, useful_tokens=72)]), 1)))
     assert patched == pytest.approx(own, rel=1e-6)
     assert patched == pytest.approx(plain, rel=2e-5)
-    assert len(patched) == 5
+    assert len(patched) == 3
     assert max(patched) - min(patched) > 1e-2  # equal losses of an untrained model would prove nothing
 
 
@@ -275,18 +282,12 @@ def test_the_trainers_accumulation_and_checkpoint(modules, make_model, tmp_path)
     ("options", "reason"),
     [
         ({"sizes": {"attention_dropout": 0.1}}, "dropout of 0.1 inside attention"),
-        ({"sizes": {"intermediate_size": 96}}, "down_proj takes 96 numbers, not a multiple of 64"),
         ({"precision": "bf16"}, "the base is not NF4 with double quantization"),
-        (
-            {"model_type": "olmo"},
-            "model type olmo, which is not a known family",
-        ),
         ({"use_dora": True}, "a variant of LoRA on q_proj and k_proj and v_proj"),
         (
             {"rank_pattern": {"k_proj": 8}},
             "adapters of several ranks, scalings or dropouts on q_proj and k_proj and v_proj",
         ),
-        ({"modules_to_save": ["lm_head"]}, "an adapter on lm_head"),
         ({"target_modules": ["q_proj", "lm_head"]}, "an adapter on lm_head"),
     ],
     ids=str,
@@ -342,9 +343,9 @@ def test_a_changed_model_is_refused(modules, make_model, change):
     assert "_fast" not in vars(model)
 
 
-def test_int8_products_are_refused_without_a_gpu(make_model):
+def test_int8_products_are_refused_without_a_gpu(pair):
     with pytest.raises(UnsupportedModel, match=r"^matmul int8: no GPU$"):
-        patch(make_model(), matmul="int8")
+        patch(pair[0], matmul="int8")
 
 
 @pytest.mark.filterwarnings("ignore:Merge lora module:UserWarning")
@@ -371,9 +372,9 @@ def test_adapters_changed_after_the_patch_are_refused(modules, make_model, chang
         ("return_dict", lambda: padded(24) | {"return_dict": False}),
     ],
 )
-def test_an_unsupported_batch_is_refused_by_the_arguments_name(make_model, argument, batch):
+def test_an_unsupported_batch_is_refused_by_the_arguments_name(pair, argument, batch):
     with pytest.raises(UnsupportedBatch) as caught:
-        patch(make_model())(**batch())
+        pair[1](**batch())
     assert caught.value.argument == argument
 
 
