@@ -15,7 +15,6 @@ DISCARD = "continue if results in the pods have not been collected; they are los
 DRY_RUN = "print the plan, and change nothing"
 DRY_RUN_OF_OBJECTS = "print the plan and the differences, and change nothing"
 NEWEST_RUN, NEWEST_TRAINING = "the newest run", "the newest training"
-PLAIN = "plain lines instead of the live display, also on a terminal"
 RUN = "run id"
 TRAINING_RUN = "run id of the training"
 INPUTS = {
@@ -61,7 +60,6 @@ class BenchOptions:
     )
     workers: int | None = number(int, "run on this many of the fleet's workers", ge=1, unset="fleet.size")
     dry_run: bool = switch(DRY_RUN)
-    plain: bool = switch(PLAIN)
 
 
 SUITE = {
@@ -122,7 +120,6 @@ class TrainOptions:
         value="RUN",
     )
     dry_run: bool = switch("print the plan and the predicted steps, hours, costs and memory, and start nothing")
-    plain: bool = switch(PLAIN)
     discard_results: bool = switch(f"over pods: {DISCARD}")
 
 

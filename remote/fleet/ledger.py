@@ -145,10 +145,6 @@ class Ledger:
         """Record a resumed training's first step. `cost` has `step`, `lost_sec`, `workers` and `usd`; None: unknown."""
         self._append("restarted", trial_id, attempt=attempt, **cost)
 
-    def has_restarted(self, trial_id: str, attempt: int) -> bool:
-        with self._lock:
-            return attempt in self._entry(trial_id).restarted_attempts
-
     def reopen(self, trial_id: str) -> None:
         """Reopen a trial that has ended without success."""
         self._append("reopened", trial_id)
@@ -161,12 +157,6 @@ class Ledger:
     def is_open(self, trial_id: str) -> bool:
         with self._lock:
             return self._entry(trial_id).status is None
-
-    def needs_work(self, trial_id: str) -> bool:
-        """Check whether a resumed run must run the trial: it has not succeeded."""
-        with self._lock:
-            entry = self.entries.get(trial_id)
-            return entry is None or entry.status is not TrialStatus.SUCCEEDED
 
     def running_workers(self) -> set[str]:
         """Return the workers with an attempt of which no end is known, at a trial that has not ended."""

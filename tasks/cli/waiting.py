@@ -24,15 +24,13 @@ QUIET_SEC = 3.0  # a wait that is shorter shows nothing
 class View:
     """Base of live displays: redraws on a terminal, prints lines elsewhere. Use as a context manager.
 
-    `plain` forces plain lines. A subclass defines `render` (drawn repeatedly) and `summary` (printed at the end, and by
-    `pulse` after PULSE_SEC of silence).
+    TERM=dumb gives lines on a terminal, too. A subclass defines `render` (drawn repeatedly) and `summary` (printed at
+    the end, and by `pulse` after PULSE_SEC of silence).
     """
 
-    def __init__(
-        self, console: Console | None = None, plain: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console if console is not None else terminal.console(soft_wrap=False)
-        self._is_plain = plain or not self._console.is_terminal or os.environ.get("TERM") == "dumb"
+        self._is_plain = not self._console.is_terminal or os.environ.get("TERM") == "dumb"
         self._clock, self._started = clock, clock()
         self._printed_at = self._started
         # Do not hold this lock while printing: Live's thread holds Live's lock while it waits for this one.
@@ -97,20 +95,15 @@ class View:
 
 
 class Wait(View):
-    """Wait for what `text` says, or returns now, with the elapsed time; nothing remains of the line.
-
-    With `plain` there is no moving line, also on a terminal.
-    """
+    """Wait for what `text` says, or returns now, with the elapsed time; nothing remains of the line."""
 
     def __init__(
         self,
         text: str | Callable[[], str],
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        plain: bool = False,
     ) -> None:
-        super().__init__(console, plain, clock)
+        super().__init__(console, clock)
         self._text = text
 
     def set_text(self, text: str) -> None:

@@ -245,14 +245,14 @@ class BenchProgram:
                     )
         return first
 
-    def forecast(self, hosts: Sequence[Host], trial: Trial) -> list[Mapping[str, Any]]:
-        """Return the report of `python -m bench forecast` on a training for each host. Raises like `inspect`."""
-
-        def forecast_on(host: Host) -> Mapping[str, Any]:
-            command = self.command(host, "forecast", "--trial", "-", "--cache", f"{host.workdir}/examples")
-            return _run_for_json(host, command, trial.to_text().encode())
-
-        return query_all(hosts, forecast_on, self.lost_after_sec, activity=_CHECK)
+    def forecast(self, host: Host, trial: Trial) -> Mapping[str, Any]:
+        """Return the host's report of `python -m bench forecast` on a training. Raises like `inspect`."""
+        command = self.command(host, "forecast", "--trial", "-", "--cache", f"{host.workdir}/examples")
+        stdin = trial.to_text().encode()
+        (report,) = query_all(
+            [host], lambda host: _run_for_json(host, command, stdin), self.lost_after_sec, activity=_CHECK
+        )
+        return report
 
     def sample(self, host: Host) -> Mapping[str, Any]:
         """Return the state of the host's GPUs now, as reported by `python -m bench sample`. Raises HostError."""

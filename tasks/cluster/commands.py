@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tasks.cli.command_result import Effect
 from tasks.cli.flags import Command, Section, switch
-from tasks.commands import DISCARD, DRY_RUN_OF_OBJECTS, PLAIN
+from tasks.commands import DISCARD, DRY_RUN_OF_OBJECTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +13,6 @@ class DeployOptions:
     force: bool = switch("delete Jobs that have failed or completed, and start them again")
     partial: bool = switch("deploy even if too few nodes qualify, and wait for all pods (an autoscaler may add nodes)")
     discard_results: bool = switch(DISCARD)
-    plain: bool = switch(PLAIN)
 
 
 nodes = Command(

@@ -135,7 +135,7 @@ def act(request: DeployRequest, cluster: Cluster, cluster_plan: ClusterPlan) -> 
 
 def _wait(request: DeployRequest, cluster: Cluster, jobs: Sequence[str], *, new_login: bool = False) -> None:
     limit = request.placement.section.ready_timeout_sec
-    wait_for_pods(cluster, jobs, limit, plain=request.options.plain, new_login=new_login)
+    wait_for_pods(cluster, jobs, limit, new_login=new_login)
     if request.advice:
         print(request.advice)
 

@@ -30,9 +30,7 @@ _POLL_SEC = 2.0  # a poll is four requests for all pods together
 _MAX_SILENCE_SEC = 60.0  # longer than a restart of the API server
 
 
-def wait_for_pods(
-    cluster: Cluster, jobs: Collection[str], limit: float, *, plain: bool, new_login: bool = False
-) -> None:
+def wait_for_pods(cluster: Cluster, jobs: Collection[str], limit: float, *, new_login: bool = False) -> None:
     """Wait until all pods of the Jobs with these names are up, for `limit` seconds.
 
     Raises TaskFailed with the reason as soon as waiting is pointless. `new_login`: the pull secret is new, and the pods
@@ -40,7 +38,7 @@ def wait_for_pods(
     """
     started = answered = time.monotonic()
     policy = WaitPolicy(login_sec=MAX_BACK_OFF_SEC if new_login else 0.0)
-    with PodsWait(plain=plain) as view:
+    with PodsWait() as view:
         while True:
             now = time.monotonic()
             try:
@@ -70,8 +68,8 @@ def wait_for_pods(
 class PodsWait(Wait):
     """The table of the pods on a terminal; elsewhere a line for each change, and after a silence their number."""
 
-    def __init__(self, *, plain: bool) -> None:
-        super().__init__("the pods", plain=plain)
+    def __init__(self) -> None:
+        super().__init__("the pods")
         self._state: PodFleet | None = None
         self._printed = set[str]()
 

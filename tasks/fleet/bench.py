@@ -43,15 +43,13 @@ def _start(settings: Settings, options: BenchOptions) -> CommandResult | None:
     request = dataclasses.replace(request, trials=plan.with_derived(request.trials, inputs))
     run = plan.plan_run(settings, request, inputs)
     fleet_plan = plan.plan_fleet(settings, run, settings.results_folder / run.run_id, hosts)
-    if request.quality:
-        print(load_target("tasks.fleet.loss_pairs:describe_power")(settings))  # imports pandas
     if options.dry_run:
         return _show_plan(fleet_plan, request.repeats)
     with acquire_lock(settings.results_folder, f"bench (run {run.run_id})"):
         runner.refuse_busy_workers(settings.results_folder, fleet_plan.program, hosts)
         run = runner.write_plan(settings.results_folder, run)
         fleet_plan = dataclasses.replace(fleet_plan, run=run, folder=settings.results_folder / run.run_id)
-        _run_and_compare(settings, fleet_plan, plain=options.plain, compares=request.quality)
+        _run_and_compare(settings, fleet_plan, compares=request.quality)
     return None
 
 
@@ -77,11 +75,11 @@ def _choose_trials(settings: Settings, options: BenchOptions) -> tuple[str, tupl
     return suite_name, plan.choose_trials(settings, suite_name, trial_ids)
 
 
-def _run_and_compare(settings: Settings, fleet_plan: FleetPlan, *, plain: bool, compares: bool) -> None:
+def _run_and_compare(settings: Settings, fleet_plan: FleetPlan, *, compares: bool) -> None:
     """Run the plan, then compare held-out losses also if some of its trials failed."""
     failure: SomeTrialsFailed | None = None
     try:
-        runner.act(fleet_plan, plain=plain, retries_failures=True)
+        runner.act(fleet_plan)
     except SomeTrialsFailed as error:
         failure = error
     run = fleet_plan.run
@@ -89,7 +87,7 @@ def _run_and_compare(settings: Settings, fleet_plan: FleetPlan, *, plain: bool, 
         command = f"`{resume_command(run)}`"
         compare = load_target("tasks.fleet.loss_pairs:compare_run")
         try:
-            compare(settings, fleet_plan.folder, fleet_plan.hosts, plain=plain)
+            compare(settings, fleet_plan.folder, fleet_plan.hosts)
         except Interrupted as error:
             raise Interrupted(
                 f"run {run.run_id}: interrupted while losses were compared", remedy=f"resume it with {command}"
@@ -133,8 +131,7 @@ def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> 
             trials = Ledger(folder / LEDGER_FILE).open_trials()
         lines = [f"stop  {trial_id}" for trial_id in trials] or ["nothing to cancel, every trial has ended"]
         return plan_result([f"run {run.run_id}:", *lines], run=run.run_id, stop=list(trials))
-    command = f"cancel (run {run.run_id})"
-    with acquire_lock(settings.results_folder, command), runner.ledger_errors(run.run_id):
+    with acquire_lock(settings.results_folder, f"cancel (run {run.run_id})"), runner.ledger_errors(run.run_id):
         ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
         if ledger.open_trials() and run.suite == TRAIN:
             cancel_training(settings, run, folder, ledger)
@@ -195,10 +192,11 @@ def _resume(settings: Settings, options: BenchOptions) -> CommandResult | None:
         raise UsageError(f"run {run.run_id} is a training", remedy=f"resume it with `{resume_command(run.run_id)}`")
     if options.dry_run:
         with runner.ledger_errors(run.run_id):
-            ledger = Ledger(folder / LEDGER_FILE)
-            trial_ids = [planned.trial_id for planned in run.planned]
-            unfinished = [trial_id for trial_id in trial_ids if ledger.needs_work(trial_id)]
-        done = f"run {run.run_id}: {len(trial_ids) - len(unfinished)} of {len(trial_ids)} trials are done"
+            entries = Ledger(folder / LEDGER_FILE).entries.items()
+        done_ids = [trial_id for trial_id, entry in entries if entry.status is TrialStatus.SUCCEEDED]
+        trial_ids = [planned.trial_id for planned in run.planned]
+        unfinished = [trial_id for trial_id in trial_ids if trial_id not in done_ids]
+        done = f"run {run.run_id}: {len(done_ids)} of {len(trial_ids)} trials are done"
         lines = [done, f"would run: {', '.join(unfinished) or 'nothing'}"]
         return plan_result(lines, run=run.run_id, planned=len(trial_ids), unfinished=unfinished)
     with acquire_lock(settings.results_folder, f"bench --resume (run {run.run_id})"):
@@ -206,5 +204,5 @@ def _resume(settings: Settings, options: BenchOptions) -> CommandResult | None:
             running = Ledger(folder / LEDGER_FILE).running_workers()
         fleet_plan = plan.plan_fleet(settings, run, folder, fleet_hosts(settings, running))
         compares = options.quality or run.settings.get("bench", {}).get("quality", False)
-        _run_and_compare(settings, fleet_plan, plain=options.plain, compares=compares)
+        _run_and_compare(settings, fleet_plan, compares=compares)
     return None

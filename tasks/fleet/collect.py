@@ -267,8 +267,7 @@ def _write_checksums(folder: Path) -> None:
             [*folder.glob("*.json*"), *(path for name in CHECKSUMMED_FOLDERS for path in folder.glob(f"{name}/**/*"))]
         ):
             name = str(path.relative_to(folder))
-            is_listed = not name.endswith(".part") and name.isprintable()
-            if is_listed and path.is_file():
+            if not name.endswith(".part") and name.isprintable() and path.is_file():
                 yield f"{sha256_of(path)}  {name}\n"
 
     write_atomic(folder / SUMS_FILE, "".join(lines()).encode())

@@ -64,10 +64,9 @@ class FleetView(View):
         planned: Sequence[PlannedTrial],
         workers: Sequence[str],
         console: Console | None = None,
-        plain: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(console, plain, clock)
+        super().__init__(console, clock)
         self._run_id = run_id
         self._planned = {trial.trial_id: trial for trial in planned}
         self._rows = {worker: WorkerRow(worker=worker) for worker in workers}

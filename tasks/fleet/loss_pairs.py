@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
 
 from bench.records import Trial
 from bench.records.checksummed import ResultError
@@ -23,16 +22,10 @@ from bench.records.trial import FAST_ONLY_FIELDS
 from bench.records.workloads import QUALITY
 from remote.fleet.ledger import Ledger
 from remote.hosts.host_protocol import Host
-from reports import formatting
 from reports.read.loaded_run import ReportError
 from reports.read.run_folder import load
-from reports.statistics.paired_losses import (
-    MIN_PAIRS,
-    POWER,
-    pairs_needed,
-    pairs_of_both_stages,
-)
-from reports.summary.loss_verdicts import difference_of, first_difference_of, verdict_of
+from reports.statistics.paired_losses import pairs_needed, pairs_of_both_stages
+from reports.summary.loss_verdicts import first_difference_of, verdict_of
 from reports.summary.sentences import difference_text
 from reports.summary.summarize import summarize
 from tasks.errors import (
@@ -44,13 +37,12 @@ from tasks.errors import (
     translate_errors,
 )
 from tasks.fleet import runner, trial_spec
-from tasks.fleet.plan import BenchRequest, plan_run
-from tasks.fleet.pricing import price_of
-from tasks.fleet.run_store import point_latest_at
+from tasks.fleet.plan import divide_trials, new_record, plan_fleet
+from tasks.fleet.run_store import open_run
 from tasks.settings.layers import Settings
 
 LOSS = "held_out_loss_nats"
-PAIR_SD_PERCENT = 0.05  # assumed until a comparison of this model and data has measured it (docs/measurements.md)
+PAIR_SD_PERCENT = 0.05  # assumed before stage 1 has measured it (docs/measurements.md)
 HELD_OUT_SHARE = 0.2  # at least: a pair is evaluated on its part of it
 MAX_PAIRS_SETTING = 100  # the largest quality.max_pairs
 MAX_ROW_TOKENS = 4096  # longer rows might not fit into memory with the reference
@@ -64,15 +56,14 @@ TRAINING_FIELDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A configuration to compare with `reference`. `results` are of earlier trials, to predict the time."""
+    """A configuration to compare with `reference`."""
 
     label: str
     trial: Trial
     reference: Trial
-    results: Sequence[TrialResult] = ()
 
 
-def compare_run(settings: Settings, folder: Path, hosts: Sequence[Host], *, plain: bool) -> None:
+def compare_run(settings: Settings, folder: Path, hosts: Sequence[Host]) -> None:
     """Compare the recommended configuration of a benchmark with the reference, then the next, until one is at its loss.
 
     Raises UsageError for a run that cannot be read, ConfirmationRequired for a damaged record, and the errors of a run.
@@ -81,7 +72,7 @@ def compare_run(settings: Settings, folder: Path, hosts: Sequence[Host], *, plai
     if record is not None:  # comparisons whose trainings failed are repeated
         record = dataclasses.replace(record, checks=[check for check in record.checks if check.reason is None])
     while (comparison := _next_stage(settings, record) or next_comparison(folder, record)) is not None:
-        record = _compare(settings, hosts, folder, record, comparison, plain=plain)
+        record = _compare(settings, hosts, folder, record, comparison)
 
 
 def read_record(folder: Path) -> QualityRecord | None:
@@ -95,8 +86,7 @@ def read_record(folder: Path) -> QualityRecord | None:
 def next_comparison(folder: Path, record: QualityRecord | None) -> Comparison | None:
     """Return the comparison of the configuration that a run recommends; None if it was compared, or has none."""
     with translate_errors(UsageError, ReportError):
-        run = load(folder)
-        summary = summarize(run)
+        summary = summarize(load(folder))
     row, baseline = summary.best_row, next((row.trial for row in summary.rows if row.is_baseline), None)
     if row is None or baseline is None or summary.recommended_label is None:
         print(f"run {folder.name} recommends no configuration: no loss is compared")
@@ -105,7 +95,7 @@ def next_comparison(folder: Path, record: QualityRecord | None) -> Comparison | 
     if loss_fields(row.trial) == loss_fields(reference):
         print(escape_controls(f"{row.label} trains as the reference does: it has no loss to compare"))
     elif verdict_of(record, row.trial) == "unknown":
-        return Comparison(label=row.label, trial=row.trial, reference=reference, results=run.results)
+        return Comparison(label=row.label, trial=row.trial, reference=reference)
     return None
 
 
@@ -131,41 +121,10 @@ def _pairs_wanted(settings: Settings, record: QualityRecord, check: LossCheck) -
     return pairs_of_both_stages(first, record.max_increase_percent, settings.quality.max_pairs)
 
 
-def planned_pairs(settings: Settings) -> tuple[int, float]:
-    """Return the number of pairs of stage 1 and the standard deviation in percent between pairs that it assumes."""
-    sd = measured_sd(settings) or PAIR_SD_PERCENT
-    enough = pairs_needed(sd, settings.quality.max_increase_percent)
-    return settings.quality.pairs or min(enough, settings.quality.max_pairs), sd
-
-
-def measured_sd(settings: Settings) -> float | None:
-    """Return the deviation between pairs of earlier comparisons of model and data, pooled; None without any."""
-    inputs = (settings.model.path, settings.data.path)
-    variances, freedom = 0.0, 0
-    for path in settings.results_folder.glob(f"*/{QUALITY_FILE}"):
-        try:
-            record = QualityRecord.read(path)
-        except ResultError:
-            continue  # the report of its run lists it
-        for check in record.checks:
-            difference = difference_of(check)
-            is_same = (check.trial.model, check.trial.data) == inputs and record.steps == settings.quality.steps
-            if is_same and difference is not None and difference.pairs >= MIN_PAIRS:
-                variances += difference.sd**2 * (difference.pairs - 1)
-                freedom += difference.pairs - 1
-    return (variances / freedom) ** 0.5 if freedom else None
-
-
-def describe_power(settings: Settings) -> str:
-    """Return one line: how much is trained in both stages, and what it can show."""
-    pairs, sd = planned_pairs(settings)
-    steps, margin, most = settings.quality.steps, settings.quality.max_increase_percent, settings.quality.max_pairs
-    more = f", then as many as their deviation needs, {most} in all at most" if most > pairs else ""
-    return (
-        f"held-out loss: {formatting.count(pairs, 'pair')} of trainings, {steps} steps each, of the fastest "
-        f"configuration and of the reference{more}; equal losses are shown to be within {margin:g} % with probability "
-        f"{POWER:g} (deviation between pairs {sd:.2g} %: {pairs_needed(sd, margin)} pairs)"
-    )
+def planned_pairs(settings: Settings) -> int:
+    """Return the number of pairs of stage 1."""
+    enough = pairs_needed(PAIR_SD_PERCENT, settings.quality.max_increase_percent)
+    return settings.quality.pairs or min(enough, settings.quality.max_pairs)
 
 
 def training_arm(settings: Settings, comparison: Comparison, seed: int, pairs: int) -> Trial:
@@ -209,8 +168,6 @@ def _compare(
     folder: Path,
     record: QualityRecord | None,
     comparison: Comparison,
-    *,
-    plain: bool,
 ) -> QualityRecord:
     """Run or resume one comparison and write its losses into the record."""
     record = record or QualityRecord(
@@ -221,7 +178,7 @@ def _compare(
         check = _plan_stage(settings, hosts, folder, record, comparison)
         record = record.with_check(check)
     try:
-        runner.resume(settings, check.run_ids[-1], hosts, plain=plain)
+        runner.act(plan_fleet(settings, *open_run(settings, check.run_ids[-1]), hosts))
     except SomeTrialsFailed as error:
         print(error)
     check = _finish(settings, record, check)
@@ -255,24 +212,20 @@ def _plan_stage(
     """Write the plan of a stage's trainings, and name its run in the record before any of them starts."""
     check = record.find(comparison.trial)
     if check is None:
-        done, seed = 0, settings.bench.seed
-        pairs, _ = planned_pairs(settings)
+        done, seed, pairs = 0, settings.bench.seed, planned_pairs(settings)
     else:
         done, seed = check.planned_pairs, min(pair.seed for pair in check.pairs)
         pairs = _pairs_wanted(settings, record, check)
     parts = max(pairs, settings.quality.max_pairs)
     arms = [training_arm(settings, comparison, seed + number, parts) for number in range(done, pairs)]
-    results = list(_all_results(settings, record))
-    known = {result.trial.digest() for result in results}
+    known = {result.trial.digest() for result in _all_results(settings, record)}
     references = [reference_arm(arm, comparison.reference) for arm in arms]
     trials = [trial for trial in (*references, *arms) if trial.digest() not in known]
-    comparison = dataclasses.replace(comparison, results=[*results, *comparison.results])
-    print(describe_cost(settings, comparison, trials, 0 if check else parts * len((arms[0], references[0]))))
+    print(escape_controls(f"comparing the held-out loss of {comparison.label}: {len(trials)} short trainings"))
     names = [host.name for host in hosts]
-    request = BenchRequest(suite=QUALITY.name, trials=trials, workers=names, divided=True)
-    run = plan_run(settings, request, {"quality_of": folder.name})
-    run = runner.write_plan(settings.results_folder, run)
-    point_latest_at(folder)  # without an id, a command means the benchmark, not its comparisons
+    planned = divide_trials(trials, names)
+    run = new_record(settings, QUALITY.name, planned, names, inputs={"quality_of": folder.name})
+    run = runner.write_plan(settings.results_folder, run, is_newest=False)  # the newest one is the benchmark
     if check is None:
         trial, reference = comparison.trial, comparison.reference
         check = LossCheck(
@@ -283,51 +236,6 @@ def _plan_stage(
         check = dataclasses.replace(check, pairs=[], more_run_ids=more, planned_pairs=pairs)
     record.with_check(check).write(folder)
     return check
-
-
-def describe_cost(settings: Settings, comparison: Comparison, trials: Sequence[Trial], most: int = 0) -> str:
-    """Return one line: the trainings to run, with their predicted time and price.
-
-    `most` is the number of trainings of both stages. A recipe that was not measured, the reference, is taken to be as
-    fast as the other, which is a lower bound.
-    """
-    text = f"comparing the held-out loss of {comparison.label} with the reference: {len(trials)} short trainings"
-    text += f", {most} at most with stage 2" if most > len(trials) else ""
-    seconds = [sec for trial in trials if (sec := predicted_sec(trial, comparison.results)) is not None]
-    if not seconds:
-        return escape_controls(f"{text}; their time is unknown, as no trial has measured either recipe")
-    devices = sorted({str(name) for result in comparison.results if (name := result.fingerprint.get("gpu_name"))})
-    price, each = price_of(settings, devices), fmean(seconds)
-    basis = "about" if len(seconds) == len(trials) else "at least"
-    usd = "" if price is None else f", ${formatting.number(each / 3600.0 * price.usd_per_gpu_hour)}"
-    return escape_controls(f"{text}; each takes {basis} {formatting.duration(each)} of worker time{usd}")
-
-
-def predicted_sec(trial: Trial, results: Iterable[TrialResult]) -> float | None:
-    """Predict a training's seconds from such trainings, else, without evaluation, from trials of its recipe.
-
-    None if none was measured.
-    """
-    alike = [
-        result.wall_time_sec
-        for result in results
-        if result.status is TrialStatus.SUCCEEDED
-        and result.wall_time_sec is not None
-        and (result.trial.kind, loss_fields(result.trial)) == (trial.kind, loss_fields(trial))
-    ]
-    if alike:
-        return fmean(alike)
-    measured = [
-        (result.metrics.tokens_per_sec, (result.wall_time_sec or 0.0) - sum(result.steps.step_time_sec))
-        for result in results
-        if result.metrics is not None
-        and result.status is TrialStatus.SUCCEEDED
-        and (result.trial.recipe, result.trial.matmul) == (trial.recipe, trial.matmul)
-    ]
-    if not measured or trial.training is None:
-        return None
-    tokens = (trial.training.max_steps or 0) * trial.training.rows_per_step * trial.max_seq_len * trial.micro_batch_size
-    return fmean(startup for _, startup in measured) + tokens / median(rate for rate, _ in measured)
 
 
 def _finish(settings: Settings, record: QualityRecord, check: LossCheck) -> LossCheck:

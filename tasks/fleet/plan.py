@@ -33,17 +33,13 @@ from tasks.settings.sources import display_path
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest:
-    """Trials of a suite over workers: each on every worker, or once with `divided`, on the workers in turn.
-
-    `quality`: compare held-out losses after them.
-    """
+    """Trials of a suite, each on every worker. `quality`: compare held-out losses after them."""
 
     suite: str
     trials: Sequence[Trial]
     workers: Sequence[str]
     repeats: int = 1
     quality: bool = False
-    divided: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +91,8 @@ def plan_run(settings: Settings, request: BenchRequest, inputs: Mapping[str, Any
     """Return the record of the request's run. Raises UsageError if there are too few workers."""
     bench = {name: getattr(request, name) for name in ("repeats", "quality")}
     run = new_record(settings, request.suite, [], request.workers, inputs=inputs, bench=bench)
-    if request.divided:
-        planned = divide_trials(request.trials, request.workers)
-    else:
-        is_over_pods = settings.connector.is_cluster
-        planned = plan_trials(
-            request.trials, request.workers, request.repeats, is_over_pods=is_over_pods, seed=run.run_id
-        )
+    is_over_pods = settings.connector.is_cluster
+    planned = plan_trials(request.trials, request.workers, request.repeats, is_over_pods=is_over_pods, seed=run.run_id)
     return dataclasses.replace(run, planned=planned)
 
 

@@ -28,37 +28,29 @@ from tasks.clients.workers import BenchProgram, PodDiagnosis, worker_groups
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, escape_controls, results_write_errors
 from tasks.fleet.live_display import FleetView
 from tasks.fleet.pending_results import DISCARDED_FILE
-from tasks.fleet.plan import FleetPlan, plan_fleet
+from tasks.fleet.plan import FleetPlan
 from tasks.fleet.run_store import (
     count_statuses,
     format_statuses,
     make_folder,
-    open_run,
     point_latest_at,
     refuse_copied_latest,
     resume_command,
 )
-from tasks.settings.layers import Settings
 
 
-def resume(settings: Settings, run_id: str, hosts: Sequence[Host], *, plain: bool) -> None:
-    """Resume a run of this machine, without the trials that failed."""
-    act(plan_fleet(settings, *open_run(settings, run_id), hosts), plain=plain)
-
-
-def act(plan: FleetPlan, *, plain: bool, retries_failures: bool = False) -> None:
-    """Run a plan's trials that are open, were stopped or lost, and with `retries_failures` those that failed."""
+def act(plan: FleetPlan) -> None:
+    """Run a plan's trials that have not succeeded."""
     run = plan.run
     trial_ids = [planned.trial_id for planned in run.planned]
     with ledger_errors(run.run_id):
         ledger = Ledger.create(plan.folder / LEDGER_FILE, trial_ids)
         for trial_id in trial_ids:
-            status = ledger.entries[trial_id].status
-            if status is not None and (status.is_external or (retries_failures and status.is_failure)):
+            if ledger.entries[trial_id].status not in (None, TrialStatus.SUCCEEDED):
                 ledger.reopen(trial_id)
         if ledger.open_trials():
             clear_discarded(plan.folder)
-            run_trials(plan, ledger, plain=plain)
+            run_trials(plan, ledger)
             return
         print(f"run {run.run_id}: nothing to resume")
         report_outcome(run, ledger, interrupted=False)
@@ -87,8 +79,11 @@ def refuse_busy_workers(results_folder: Path, program: BenchProgram, hosts: Sequ
     )
 
 
-def write_plan(results_folder: Path, run: RunRecord) -> RunRecord:
-    """Write the plan and an empty ledger to a new run folder. Returns the run with its final id. Raises UsageError."""
+def write_plan(results_folder: Path, run: RunRecord, *, is_newest: bool = True) -> RunRecord:
+    """Write the plan and an empty ledger to a new run folder. Returns the run with its final id. Raises UsageError.
+
+    With `is_newest`, a command without an id means this run from now on.
+    """
     refuse_copied_latest(results_folder)
     with results_write_errors(results_folder):
         results_folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +93,8 @@ def write_plan(results_folder: Path, run: RunRecord) -> RunRecord:
         run.write(folder)
         with ledger_errors(run_id):
             Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
-        point_latest_at(folder)
+        if is_newest:
+            point_latest_at(folder)
     return run
 
 
@@ -107,14 +103,13 @@ def clear_discarded(folder: Path) -> None:
     (folder / DISCARDED_FILE).unlink(missing_ok=True)
 
 
-def run_trials(plan: FleetPlan, ledger: Ledger, *, plain: bool) -> None:
+def run_trials(plan: FleetPlan, ledger: Ledger) -> None:
     """Run the ledger's open trials with a live view, then report the outcome. Raises LedgerError and LoginTimeout."""
     run, still_open = plan.run, set(ledger.open_trials())
     view = FleetView(
         run_id=run.run_id,
         planned=[planned for planned in run.planned if planned.trial_id in still_open],
         workers=[host.name for host in plan.hosts],
-        plain=plain,
     )
     was_stopped = False
     with as_ctrl_c(signal.SIGTERM), view:

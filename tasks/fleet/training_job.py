@@ -206,7 +206,7 @@ def _record_restarts(run: RunRecord, ledger: Ledger, restarts: Sequence[Restart]
         lost_sec = restart.since_checkpoint_sec
         if lost_sec is None or entry.find_attempt(restart.attempt) is None:
             continue
-        if restart.attempt > first and not ledger.has_restarted(trial_id, restart.attempt):
+        if restart.attempt > first and restart.attempt not in entry.restarted_attempts:
             usd = None if price is None else round(lost_sec * workers * price / 3600.0, 4)
             cost = {"step": restart.from_step, "lost_sec": lost_sec, "workers": workers, "usd": usd}
             ledger.record_restart(trial_id, restart.attempt, **cost)

@@ -92,10 +92,9 @@ class TrainingView(View):
         line: TrainingLine,
         *,
         console: Console | None = None,
-        plain: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(console, plain, clock)
+        super().__init__(console, clock)
         self._line, self._text, self._note, self._phase = line, "starting", "", (0, "")
         self.checkpoint_step: int | None = None  # the newest of all attempts
         self._since = clock()  # the start of the phase

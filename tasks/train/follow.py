@@ -29,7 +29,7 @@ from tasks.settings.layers import Settings
 POLL_SEC = 1.0
 
 
-def follow(settings: Settings, run: RunRecord, folder: Path, *, plain: bool) -> None:
+def follow(settings: Settings, run: RunRecord, folder: Path) -> None:
     """Follow a training until it has ended, and collect it. Raises a TaskFailed if it did not succeed.
 
     Ctrl-C raises Interrupted, and the training continues.
@@ -38,7 +38,7 @@ def follow(settings: Settings, run: RunRecord, folder: Path, *, plain: bool) -> 
     checkpoint_step = None
     with runner.ledger_errors(run), as_ctrl_c(signal.SIGTERM):
         try:
-            with open_job(settings, run) as job, TrainingView(TrainingLine(settings, run), plain=plain) as view:
+            with open_job(settings, run) as job, TrainingView(TrainingLine(settings, run)) as view:
                 _wait(settings, run, folder, job, view)
                 checkpoint_step = view.checkpoint_step
         except (KeyboardInterrupt, Interrupted) as error:
@@ -72,7 +72,7 @@ def report_outcome(settings: Settings, run: RunRecord, folder: Path, checkpoint_
 
 
 def _wait(settings: Settings, run: RunRecord, folder: Path, job: TrainingJob, view: TrainingView) -> None:
-    """Return once the training has ended or was cancelled. Raises RetryableError if its place does not answer."""
+    """Return once the training has ended. Raises RetryableError if its place does not answer."""
     diagnosis = PodDiagnosis(resolve_target(settings) if settings.connector.is_cluster else None)
     answered_at = time.monotonic()
     while True:

@@ -31,7 +31,7 @@ from reports.statistics.per_process import CONFIDENCE, ProcessSteps
 from reports.summary.cost import Amount, Price
 from reports.training.training_facts import CHECKPOINTS, EVALUATIONS, SCORES, START, divide
 from tasks.clients.workers import bench_program
-from tasks.errors import ConfirmationRequired, RetryableError, UsageError
+from tasks.errors import RetryableError, UsageError
 from tasks.fleet.pricing import worker_price
 from tasks.fleet.run_store import newest_results, newest_trainings
 from tasks.fleet.trial_spec import training_of
@@ -121,29 +121,11 @@ class TrainingForecast:
         }
 
 
-def probe_workers(settings: Settings, hosts: Sequence[Host], trial: Trial) -> ProbeResult:
-    """Have the workers check model and data. Raises UsageError with the first error.
-
-    Raises ConfirmationRequired if their files differ. Workers on this machine have the same files, so only one of them
-    is asked.
-    """
-    # The workers say what there is; the caller compares it with the plan.
+def probe_worker(settings: Settings, host: Host, trial: Trial) -> ProbeResult:
+    """Have a worker check model and data. Raises UsageError."""
+    # The worker says what there is; the caller compares it with the plan.
     trial = dataclasses.replace(trial, training=dataclasses.replace(training_of(trial), input_digests={}))
-    probed_hosts = hosts[:1] if settings.connector.is_local else hosts
-    first, *others = [_parse_probe(answer) for answer in bench_program(settings).forecast(probed_hosts, trial)]
-    first_host = probed_hosts[0]
-    for host, other in zip(probed_hosts[1:], others, strict=True):
-        if other.model_sha256 != first.model_sha256:
-            inputs_name = f"models at {trial.model}"
-        elif [file.sha256 for file in other.data.files] != [file.sha256 for file in first.data.files]:
-            inputs_name = "data files"
-        else:
-            continue
-        raise ConfirmationRequired(
-            f"{host.name} and {first_host.name} have different {inputs_name}",
-            remedy="make them equal, then rerun `inv train`",
-        )
-    return first
+    return _parse_probe(bench_program(settings).forecast(host, trial))
 
 
 def _parse_probe(answer: Mapping[str, Any]) -> ProbeResult:

@@ -68,7 +68,7 @@ def resume(settings: Settings, run: RunRecord, folder: Path, options: DeployOpti
             if _is_running(settings, run, folder):
                 for change in find_changes(run, settings):
                     print(f"{change}; the training continues as planned")
-                follow(settings, run, folder, plain=options.plain)
+                follow(settings, run, folder)
                 return None
             ledger = Ledger(folder / LEDGER_FILE)
         entry = ledger.entries[TRIAL_ID]
@@ -86,7 +86,7 @@ def resume(settings: Settings, run: RunRecord, folder: Path, options: DeployOpti
             return next_run
 
         submit(settings, next_run, options, on_accepted)
-        follow(settings, next_run, folder, plain=options.plain)
+        follow(settings, next_run, folder)
     return None
 
 

@@ -43,9 +43,8 @@ NO_WORKER = "no worker answers to check the data: hours and dollars are unknown;
 def check_data(context: Context) -> CommandResult:
     """Show the data report and the forecast."""
     settings = load(context)
-    hosts = fleet_hosts(settings)
     trial = trial_spec.make_trial(settings, trial_spec.worker_count(settings, None))
-    probe = forecast.probe_workers(settings, hosts, trial)
+    probe = forecast.probe_worker(settings, fleet_hosts(settings)[0], trial)
     trial = trial.with_derived(probe.derived)
     predicted = forecast.predict(settings, trial, probe)
     warnings = [asdict(warning) for warning in find_warnings(probe.data, trial, predicted.steps)]
@@ -106,7 +105,6 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
     deployment = DeployOptions(
         dry_run=options.dry_run,
         discard_results=options.discard_results,
-        plain=options.plain,
         force=True,
         partial=True,
     )
@@ -170,7 +168,7 @@ def gather_facts(settings: Settings, request: TrainRequest) -> Facts:
     if not request.hosts:
         return Facts()
     trial = request.trial
-    probe = forecast.probe_workers(settings, request.hosts, trial)
+    probe = forecast.probe_worker(settings, request.hosts[0], trial)
     forecast.check_limits(settings, trial, probe)
     known = trial.with_derived(probe.derived)
     predicted = forecast.predict(settings, trial, probe)
@@ -231,4 +229,4 @@ def _act(settings: Settings, request: TrainRequest, run: RunRecord, plan: TrainP
         for line in plan.lines:
             print(escape_controls(line))
         run, _ = submit(settings, run, deployment, lambda: runner.write_plan(settings.results_folder, run))
-        follow(settings, run, settings.results_folder / run.run_id, plain=deployment.plain)
+        follow(settings, run, settings.results_folder / run.run_id)

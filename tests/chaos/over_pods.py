@@ -102,7 +102,7 @@ class PodsTarget:
             at_last("bench", "--quick", "--only=baseline")
         for run in self._runs():
             ledger = Ledger(run / LEDGER_FILE)
-            if any(map(ledger.needs_work, ledger.entries)):
+            if any(entry.status is not TrialStatus.SUCCEEDED for entry in ledger.entries.values()):
                 at_last("bench", f"--resume={run.name}")
             self._check_all_succeeded(run)
         for run in self._runs():

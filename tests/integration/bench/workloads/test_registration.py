@@ -62,7 +62,7 @@ def test_a_workload_needs_its_module_and_its_registration(tree: Path, model_fold
     settings = {"model": {"path": str(model_folder)}, "data": {"path": str(data_file)}, "fleet": {"size": 1}}
     (tree / "f.yaml").write_text(json.dumps(settings))
     bench = ("bench", "--suite=dummies")
-    done = run(tree, "tasks/cli/inv", "-f", "f.yaml", *bench, "--dry-run", *bench, "--plain", "report")
+    done = run(tree, "tasks/cli/inv", "-f", "f.yaml", *bench, "--dry-run", *bench, "report")
     assert done.returncode == 0, done.stderr
     assert "64" in done.stdout.split("dummy")[2].split(), "the plan shows the size"
     (path,) = (tree / "results" / "latest" / "trials").glob("*/result.json")

@@ -160,7 +160,7 @@ def arrange_bench(_: Path, monkeypatch: Patch) -> dict[str, Any]:
 
 def arrange_train(_: Path, monkeypatch: Patch) -> dict[str, Any]:
     monkeypatch.setattr(train, "fleet_hosts", lambda _: [SimpleNamespace(name="worker-0", workdir="/w")])
-    monkeypatch.setattr(forecast, "probe_workers", lambda *_: make_probe())
+    monkeypatch.setattr(forecast, "probe_worker", lambda *_: make_probe())
     return {"workers": "1"}
 
 

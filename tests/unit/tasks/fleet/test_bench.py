@@ -57,25 +57,20 @@ def test_a_resumed_run_has_the_workers_and_trials_of_its_plan(
         bench.run_bench(context(), BenchOptions(resume="r", **changes))
 
 
-FAILURES = {TrialStatus.FAILED, TrialStatus.OUT_OF_MEMORY, TrialStatus.TIMED_OUT}
-
-
-@pytest.mark.parametrize("retries_failures", [True, False])
 @pytest.mark.parametrize("status", TrialStatus)
-def test_a_benchmark_tries_again_whatever_did_not_succeed_and_a_comparison_what_did_not_end_by_itself(
-    status: TrialStatus, retries_failures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_resumed_run_tries_again_whatever_did_not_succeed(
+    status: TrialStatus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, opened = Settings(root=tmp_path), list[Any]()
     run = runner.write_plan(settings.results_folder, synthetic.record(workers=1))
     ledger = Ledger(settings.results_folder / run.run_id / LEDGER_FILE)
     for trial_id in ledger.entries:
         ledger.record_end(trial_id, Outcome(status, reason="it ended"))
-    monkeypatch.setattr(runner, "run_trials", lambda _plan, ledger, **_: opened.extend(ledger.open_trials()))
+    monkeypatch.setattr(runner, "run_trials", lambda _plan, ledger: opened.extend(ledger.open_trials()))
     with contextlib.suppress(SomeTrialsFailed):
         fleet_plan = plan_fleet(settings, run, settings.results_folder / run.run_id, [])
-        runner.act(fleet_plan, plain=True, retries_failures=retries_failures)
-    is_done = status is TrialStatus.SUCCEEDED or (status in FAILURES and not retries_failures)
-    assert opened == ([] if is_done else [planned.trial_id for planned in run.planned])
+        runner.act(fleet_plan)
+    assert opened == ([] if status is TrialStatus.SUCCEEDED else [planned.trial_id for planned in run.planned])
 
 
 def test_a_worker_beyond_the_fleet_is_kept_while_it_runs_a_trial(
@@ -93,8 +88,8 @@ def test_a_worker_beyond_the_fleet_is_kept_while_it_runs_a_trial(
     ledger.record_end("worker-2", Outcome(TrialStatus.SUCCEEDED), 1)
     ledger.record_retry("worker-4", 1, Outcome.of(ReasonCode.WORKER_LOST, "its worker is gone"))
     names: list[str] = []
-    monkeypatch.setattr(runner, "act", lambda plan, **_: names.extend(host.name for host in plan.hosts))
-    bench._resume(settings, BenchOptions(resume="r", plain=True))
+    monkeypatch.setattr(runner, "act", lambda plan: names.extend(host.name for host in plan.hosts))
+    bench._resume(settings, BenchOptions(resume="r"))
     assert names == ["worker-0", "worker-1", "worker-3"]
 
 

@@ -29,10 +29,7 @@ from tests.unit.tasks.train.conftest import MakeSettings
 
 RUN = "20260101-000000-train"
 JOB = {"overlay": "job-1gpu", "turn": 1, "after": 0, "shared": "/results"}
-OPTIONS = DeployOptions(
-    dry_run=False, force=True, partial=True,
-    discard_results=False, plain=True,
-)  # fmt: skip
+OPTIONS = DeployOptions(dry_run=False, force=True, partial=True, discard_results=False)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +136,7 @@ def test_a_training_that_ended_early_names_its_last_checkpoint_and_the_command(
 
 def test_a_resumed_training_has_the_workers_of_its_plan(context: Callable[..., Context]) -> None:
     with pytest.raises(UsageError, match=r"^train: --resume "):
-        train.train_fleet(context(), TrainOptions(resume=RUN, plain=True, workers=2))
+        train.train_fleet(context(), TrainOptions(resume=RUN, workers=2))
 
 
 def write_training(configured: Settings, end: TrialStatus | None, reason: str | None) -> Path:
@@ -164,12 +161,7 @@ def write_training(configured: Settings, end: TrialStatus | None, reason: str | 
 @pytest.fixture
 def run(settings: Callable[..., Settings]) -> RunRecord:
     """A training with the defaults, as read from its file."""
-    trial = trial_spec.make_trial(settings(), 2)
-    plan, public = (
-        PlannedTrial(trial_id=TRIAL_ID, trial=trial, worker="worker-0"),
-        json.loads(json.dumps(settings().public())),
-    )
-    return synthetic.record(run_id="20260101-000000-train", suite="train", planned=[plan], settings=public)
+    return RunRecord.read(write_training(settings(), None, None) / RUN_FILE)
 
 
 def test_changed_settings_are_an_error_that_names_them_and_limits_are_not(run: RunRecord, settings: Any) -> None:
