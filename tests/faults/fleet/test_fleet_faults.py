@@ -7,30 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from remote.fleet import worker
-from remote.fleet.events import EventType, FleetEvent
+from remote.fleet.events import EventType
 from remote.fleet.ledger import LedgerError
 from remote.hosts.command import Command
 from remote.hosts.host_protocol import Host
 from remote.hosts.local import LocalHost
 from tests.support.hosts import local_fleet
 from tests.support.hosts.local_fleet import QUICK_LIMITS, CuttableHost, LocalFleet, wait_for
-
-
-def test_progress_is_read_from_the_trials_file(local: LocalFleet) -> None:
-    local.plan("slow 1")
-    events: list[FleetEvent] = []
-
-    def on_event(event: FleetEvent) -> None:
-        events.append(event)
-        if event.progress is not None:
-            local.release_slow_trials()
-
-    local.fleet(local.hosts(1), on_event=on_event).run()
-    kinds = [event.kind for event in events]
-    assert kinds[0] is EventType.STARTED
-    assert kinds[-1] is EventType.ENDED
-    assert next(event.progress.samples_per_sec for event in events if event.progress is not None) == 1.5
 
 
 def test_a_worker_with_a_full_disk_is_lost_once_and_named_as_the_reason(local: LocalFleet, small_disk: Path) -> None:
@@ -58,20 +41,15 @@ def test_a_worker_with_a_full_disk_is_lost_once_and_named_as_the_reason(local: L
 ENDS: dict[str, tuple[str, int, str | None]] = {
     "fine": ("SUCCEEDED", 1, None),
     "crash": ("FAILED", 1, "exit 1: RuntimeError: "),
-    "exit-2": ("FAILED", 1, "no/model: "),
-    "oom-result": ("OUT_OF_MEMORY", 1, "CUDA out of memory in phase measure"),
-    "wrong-result": ("FAILED", 1, "('another-trial')"),
     "killed": ("LOST", 2, "killed by SIGKILL"),
-    "killed-once": ("SUCCEEDED", 2, None),
     "preempted-once": ("SUCCEEDED", 2, None),
     "torn-result": ("LOST", 2, "result.json: "),
-    "says-done-leaves-nothing": ("LOST", 2, "exit 0"),
 }
 
 
 def test_only_transient_failures_are_retried(local: LocalFleet) -> None:
-    local.plan(*ENDS, workers=4)
-    local.fleet(local.hosts(4)).run()
+    local.plan(*ENDS)
+    local.fleet(local.hosts(2)).run()
     statuses, reasons = local.statuses(), local.reasons()
     for name, (end, attempts, token) in ENDS.items():
         assert statuses[name] == end
@@ -87,16 +65,6 @@ def test_the_trials_of_a_worker_with_a_faulty_gpu_are_lost_with_that_cause(local
     assert all("XID 79" in (reason or "") for reason in lost)
     (event,) = local.events_of(EventType.WORKER_FAULTY)
     assert (event.worker, event.reason) == ("worker-1", "GPU 0: XID 79")
-
-
-def test_a_trial_that_ignores_its_deadline_is_stopped_from_outside(
-    local: LocalFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker, "DEADLINE_MARGIN_SEC", 0.1)
-    local.plan("hang", workers=1, deadline_sec=5.0)  # on a busy machine, its first step may take seconds
-    local.fleet(local.hosts(1), limits=replace(QUICK_LIMITS, grace_sec=0.2)).run()
-    assert local.statuses() == {"hang": "TIMED_OUT"}
-    assert str(local.reasons()["hang"]).endswith(" in phase measure, step 1 of 2")
 
 
 def test_an_invalid_progress_file_does_not_disturb_the_run(local: LocalFleet) -> None:
@@ -117,7 +85,7 @@ def test_the_trial_of_a_lost_worker_goes_on_when_it_is_back(local: LocalFleet) -
     local.plan("slow", "fine")
     wires = [CuttableHost(host=host) for host in local.hosts(2)]
     with local.running(local.fleet(wires)):
-        wait_for(lambda: local.bench_log_lines("started", "slow"), "the start")
+        wait_for(lambda: local.events_of(EventType.PROGRESS, "worker-1"), "its progress")
         wires[0].plugged = False
         wait_for(lambda: local.events_of(EventType.WORKER_LOST), "its loss noticed")
         local.release_slow_trials()
@@ -128,9 +96,7 @@ def test_the_trial_of_a_lost_worker_goes_on_when_it_is_back(local: LocalFleet) -
     assert len(local.bench_log_lines("started")) == 2
 
 
-@pytest.mark.parametrize(
-    ("broken", "token"), [("connection", "unplugged"), ("python", "no/such/python"), ("workdir", "worker-1")]
-)
+@pytest.mark.parametrize(("broken", "token"), [("connection", "unplugged"), ("python", "no/such/python")])
 def test_the_trials_of_a_worker_that_is_given_up_are_lost_and_no_others(
     local: LocalFleet, broken: str, token: str
 ) -> None:
@@ -138,11 +104,8 @@ def test_the_trials_of_a_worker_that_is_given_up_are_lost_and_no_others(
     host: Host = local.host("worker-1")
     if broken == "connection":
         host = CuttableHost(host=host, plugged=False)
-    elif broken == "python":
-        host = LocalHost(name="worker-1", workdir=host.workdir, python=("/no/such/python",))
     else:
-        Path(host.workdir).parent.mkdir()
-        Path(host.workdir).write_text("a file where the folder should be")
+        host = LocalHost(name="worker-1", workdir=host.workdir, python=("/no/such/python",))
     limits = replace(QUICK_LIMITS, lost_after_sec=0.1, reconnect_timeout_sec=0.2)
     local.fleet([host, local.host("worker-2")], limits=limits).run()
     assert local.statuses() == {"fine-1": "LOST", "fine-2": "SUCCEEDED", "fine-3": "LOST"}

@@ -5,11 +5,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-from bench.records.paths import LEDGER_FILE
 from bench.records.status import ReasonCode
-from remote.fleet.ledger import Ledger
-from remote.hosts.local import LocalHost
-from remote.jobs.job import Job, JobSpec
 from tests.support.hosts import local_fleet
 from tests.support.hosts.local_fleet import QUICK_LIMITS, CuttableHost, LocalFleet, wait_for
 
@@ -42,25 +38,11 @@ def test_a_trial_that_had_succeeded_when_it_was_stopped_has_succeeded(local: Loc
     assert local.statuses() == {"success-then-lingers": "SUCCEEDED"}
 
 
-def start_attempt(local: LocalFleet, host: LocalHost, folder: str, number: int) -> Job:
-    """Start an attempt as an operator process that was killed later."""
-    ledger = Ledger(local.run_folder / LEDGER_FILE)
-    (planned,) = local_fleet.RunRecord.read(local.run_folder / "run.json").planned
-    ledger.record_start(planned.trial_id, number, host.name, folder)
-    job = Job(local_fleet.Agent(host), folder, slot=f"{host.workdir}/slot")
-    spec = JobSpec(
-        command=local.launch(host, planned, number, folder),
-        deadline_sec=60.0,
-        files={local_fleet.TRIAL_FILE: planned.trial.to_text()},
-    )
-    job.start(spec)
-    return job
-
-
 def test_a_success_cancelled_before_the_operator_was_killed_is_not_repeated(local: LocalFleet) -> None:
     plan = local.plan("success-then-lingers", workers=1)
     host = local.host()
-    job = start_attempt(local, host, f"{host.workdir}/runs/r1/success-then-lingers.1", 1)
+    job, spec = local.first_attempt(host)
+    job.start(spec)
     wait_for(lambda: local.bench_log_lines("succeeded"), "its result")
     assert job.cancel(grace_sec=5.0).why == "cancelled"
     local.fleet([host]).run()

@@ -10,15 +10,14 @@ import pytest
 
 from bench.records.paths import LEDGER_FILE
 from bench.records.result import TrialResult
-from bench.records.run import PlannedTrial, RunRecord
+from bench.records.run import PlannedTrial
 from bench.records.status import TrialStatus
 from remote.fleet.events import EventType
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
-from remote.fleet.outcome import TRIAL_FILE, shared_output_folder, with_shared_output
+from remote.fleet.outcome import shared_output_folder, with_shared_output
 from remote.hosts.command import Command
 from remote.hosts.host_protocol import Host
-from remote.jobs.job import Agent, Job, JobSpec
 from tests.support.hosts.local_fleet import (
     QUICK_LIMITS,
     CuttableHost,
@@ -42,16 +41,6 @@ class Volume(LocalFleet):
     def sharing_fleet(self, wires: list[CuttableHost], *, max_attempts: int = 3, **more: Any) -> Fleet:
         limits = replace(QUICK_LIMITS, max_attempts=max_attempts)
         return self.fleet(wires, limits=limits, shared_folder=str(self.shared), **more)
-
-    def start_first_attempt(self, wire: CuttableHost) -> Job:
-        """Start the only trial's first attempt, as an operator does who is killed afterwards."""
-        (planned,) = RunRecord.read(self.run_folder / "run.json").planned
-        folder = f"{wire.workdir}/runs/r1/{planned.trial_id}.1"
-        Ledger(self.run_folder / LEDGER_FILE).record_start(planned.trial_id, 1, wire.name, folder)
-        job = Job(Agent(wire.host), folder)
-        files = {TRIAL_FILE: planned.trial.to_text()}
-        job.start(JobSpec(command=self.launch(wire.host, planned, 1, folder), deadline_sec=60.0, files=files))
-        return job
 
     def kill_pod(self, wire: CuttableHost) -> None:
         """Delete the worker with everything in it; the volume stays."""
@@ -108,7 +97,8 @@ def test_an_unfinished_trial_of_a_dead_worker_is_run_again_and_writes_elsewhere(
 def test_an_ended_attempt_is_not_started_again_on_a_replaced_worker_by_a_new_operator(local: Volume) -> None:
     local.plan("preempted-once", workers=1)
     (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
-    job, output = local.start_first_attempt(wire), local.shared / "r1" / "preempted-once.1"
+    (job, spec), output = local.first_attempt(wire.host), local.shared / "r1" / "preempted-once.1"
+    job.start(spec)
     wait_for((output / "result.json").exists, "the attempt's result on the volume")
     local.kill_pod(wire)  # with its operator
     wire.plugged = True
@@ -137,7 +127,8 @@ def test_a_reopened_trial_is_run_again_and_its_old_result_does_not_count(
 def test_an_attempt_cancelled_earlier_is_retried_on_a_replaced_worker_by_a_new_operator(local: Volume) -> None:
     local.plan("slow", workers=1)
     (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
-    job, output = local.start_first_attempt(wire), local.shared / "r1" / "slow.1"
+    (job, spec), output = local.first_attempt(wire.host), local.shared / "r1" / "slow.1"
+    job.start(spec)
     wait_for(lambda: local.bench_log_lines("started"), "the trial has started")
     job.cancel(grace_sec=30.0)
     assert TrialResult.read(output / "result.json").status is TrialStatus.CANCELLED
@@ -158,16 +149,9 @@ def test_a_missing_volume_is_the_workers_fault_and_not_the_trials(local: Volume)
     assert not local.bench_log_lines("started")
 
 
-def first_attempt(local: Volume) -> tuple[Job, JobSpec]:
-    """Create a job of a planned trial, and its spec."""
-    (planned,) = local.plan("fine", workers=1).planned
-    host, folder = local.host(), f"{local.host().workdir}/runs/r1/fine.1"
-    command, files = local.launch(host, planned, 1, folder), {TRIAL_FILE: planned.trial.to_text()}
-    return Job(Agent(host), folder), JobSpec(command=command, deadline_sec=60.0, files=files)
-
-
 def test_a_replacement_that_starts_the_same_attempt_again_does_not_run_it_again(local: Volume) -> None:
-    job, spec = first_attempt(local)
+    local.plan("fine", workers=1)
+    job, spec = local.first_attempt(local.host())
     for _ in range(2):
         job.start(spec)
         assert job.watch(lambda _: None, interval_sec=0.05).exit_code == 0
@@ -176,7 +160,8 @@ def test_a_replacement_that_starts_the_same_attempt_again_does_not_run_it_again(
 
 
 def test_a_replacement_does_not_write_where_a_first_copy_may_still_be_writing(local: Volume) -> None:
-    job, spec = first_attempt(local)
+    local.plan("fine", workers=1)
+    job, spec = local.first_attempt(local.host())
     (local.shared / "r1" / "fine.1").mkdir(parents=True)
     job.start(spec)
     assert job.watch(lambda _: None, interval_sec=0.05).exit_code == 127

@@ -76,12 +76,12 @@ class Bench:
             pass
         time.sleep(pause_sec)
 
-    def write_result(self, end: str, reason: str | None, trial_id: str | None = None, **more: str) -> int:
+    def write_result(self, end: str, reason: str | None, **more: str) -> int:
         result = {
             "kind": "trial_result",
             "schema_version": 2,
             "version": "2.0.0",
-            "trial_id": trial_id or self.trial_id,
+            "trial_id": self.trial_id,
             "trial": self.trial,
             "status": end,
             "reason": reason,
@@ -120,14 +120,6 @@ def slow(bench: Bench) -> int:
         number += 1
         bench.step(number, 10_000, 0.1)
     return bench.write_result("SUCCEEDED", None)
-
-
-def hang(bench: Bench) -> int:
-    """Ignore SIGINT and SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while True:
-        bench.step(1, 2, 0.2)
 
 
 def crash(bench: Bench) -> int:
@@ -171,19 +163,11 @@ def faulty_once(bench: Bench) -> int:
     return bench.write_result("LOST", "GPU 0: XID 79", reason_code="gpu_fault")
 
 
-def wrong_result(bench: Bench) -> int:
-    return bench.write_result("SUCCEEDED", None, trial_id="another-trial")
-
-
 def torn_result(bench: Bench) -> int:
     code = bench.write_result("SUCCEEDED", None)
     path = f"{bench.out}/{RESULT_FILE}"
     os.truncate(path, os.path.getsize(path) // 2)
     return code
-
-
-def says_done_leaves_nothing(bench: Bench) -> int:  # noqa: ARG001 - one signature for all
-    return 0
 
 
 def success_then_lingers(bench: Bench) -> int:
@@ -195,8 +179,8 @@ def success_then_lingers(bench: Bench) -> int:
 BEHAVIOURS: "dict[str, Callable[[Bench], int]]" = {
     act.__name__.replace("_", "-"): act
     for act in (
-        *(fine, steps, slow, hang, crash, exit_2, killed, killed_once, preempted_once, oom_result, wrong_result),
-        *(oom_once, faulty_once, torn_result, says_done_leaves_nothing, success_then_lingers),
+        *(fine, steps, slow, crash, exit_2, killed, killed_once, preempted_once, oom_result),
+        *(oom_once, faulty_once, torn_result, success_then_lingers),
     )
 }
 

@@ -246,6 +246,14 @@ class LocalFleet:
     def launch(self, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
         return run_fake_bench(host, planned, attempt, folder, log=str(self.log))
 
+    def first_attempt(self, host: Host) -> tuple[Job, JobSpec]:
+        """Record the start of the only trial, as an operator does who is killed then; return its job and spec."""
+        (planned,) = RunRecord.read(self.run_folder / "run.json").planned
+        folder = f"{host.workdir}/runs/r1/{planned.trial_id}.1"
+        Ledger(self.run_folder / LEDGER_FILE).record_start(planned.trial_id, 1, host.name, folder)
+        command, files = self.launch(host, planned, 1, folder), {TRIAL_FILE: planned.trial.to_text()}
+        return Job(Agent(host), folder, slot=slot_path(host)), JobSpec(command=command, deadline_sec=60.0, files=files)
+
     @contextlib.contextmanager
     def running(self, fleet: Fleet) -> Iterator[Fleet]:
         """Run the fleet in a thread; on exit, wait for it and re-raise its exception."""

@@ -117,7 +117,7 @@ def test_a_failed_pull_ends_the_wait_with_its_cause_late_pods_with_the_command_a
     assert "0 of 2 pods are up after" in outputs[-1]
     assert "`inv deploy`" in outputs[-1]
     operator.set_cluster(ready_timeout_sec=60.0)
-    process = operator.start("deploy", "--plain")
+    process = operator.start("deploy")
     for line in process.stdout or ():
         if "Pull" in line:
             break

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from remote.cluster.labels import OWNER, OWNER_LABEL, PART_OF_LABEL
 from tests.support import inv_pods
 from tests.support.hosts.fake_worker_training import hold_file, install_fake_training
 from tests.support.kubernetes import Cluster
@@ -17,7 +16,6 @@ from tests.support.thorough import only_thorough
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PODS = 4
-OUR_LABELS = {OWNER_LABEL: OWNER, PART_OF_LABEL: OWNER}
 
 
 workspace, cluster = inv_pods.fixtures(PODS, install_fake_training)
@@ -64,26 +62,6 @@ def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, clus
     assert "was started with cluster.namespace: default, found other" in pods.inv_error("bench", "--resume")
 
 
-def test_a_benchmark_tears_the_fleet_down_unless_results_of_another_are_in_its_pods(pods, cluster: Cluster) -> None:
-    container = {"name": "bench", "image": "none", "command": ["true"]}
-    spec = {"suspend": True, "template": {"spec": {"restartPolicy": "Never", "containers": [container]}}}
-    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "ours", "labels": OUR_LABELS}, "spec": spec}
-    size = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": job["metadata"], "spec": size}
-    for item in (job, claim):
-        assert cluster.kubectl("apply", "--filename=-", stdin=json.dumps(item).encode()).returncode == 0
-    one_trial = ("bench", "--quick", "--only=baseline")
-    teardown = ("collect", "teardown", "--yes")
-    pods.inv(*one_trial)
-    first = pods.run_folder().name
-    assert "never collected" in pods.inv(*one_trial, *teardown, code=4).stderr
-    assert (pods.run_folder() / "SHA256SUMS").is_file()
-    assert cluster.kubectl("get", "job", "ours").returncode == 0
-    pods.inv("collect", f"--run={first}")
-    assert "deleted 2 objects" in pods.inv("bench", "--resume", *teardown).stdout
-    assert cluster.kubectl("get", "job", "ours").returncode == 1
-
-
 @only_thorough
 def test_a_pod_lost_from_a_gang_stops_all_ranks_and_the_gang_starts_again(pods, cluster: Cluster) -> None:
     running = pods.start(
@@ -123,10 +101,3 @@ def test_a_credential_program_that_fails_is_an_error_of_bench_and_of_monitor(pod
         assert "credential program" in line
         assert "log in again" in line
     assert "2 of 2 workers" in monitor_error
-
-
-def test_a_run_is_planned_through_an_api_server_that_restarts(pods, cluster: Cluster) -> None:
-    cluster.faults.stop_server(seconds=3.0)
-    planned = pods.inv("bench", "--quick", "--dry-run")
-    (line,) = (line for line in planned.stdout.splitlines() if "fleet.lost_after_sec" in line)
-    assert "60 s" in line

@@ -15,12 +15,9 @@ from typing import Any
 
 import pytest
 
-from remote.hosts.command import Command
-from remote.jobs.job import Agent, Job, JobSpec, JobState
 from tests.support import inv_pods
 from tests.support.hosts.fake_worker_training import install_fake_training
 from tests.support.kubernetes import Cluster
-from tests.support.pods import hosts_of, pods_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PODS, OFFSET_SEC = 2, 7 * 3600
@@ -103,18 +100,3 @@ def test_two_benches_started_at_the_same_time_never_share_a_gpu(operators: tuple
         at = [float(line.split(",")[telemetry[0].split(",").index("elapsed_sec")]) for line in telemetry[1:]]
         assert at == sorted(at)
         assert at[-1] < took_sec
-
-
-def test_deadlines_of_jobs_do_not_depend_on_the_pods_clock(cluster: Cluster) -> None:
-    for host in hosts_of(pods_of(cluster.kubeconfig), PODS, "clock"):
-        date = host.run(Command(argv=("date", "+%s")), timeout_sec=60.0)
-        assert abs(abs(int(date.stdout) - time.time()) - OFFSET_SEC) < 60
-        slow, quick = (Job(Agent(host), f"/scratch/clock/{name}") for name in ("slow", "quick"))
-        quick.start(JobSpec(command=Command(argv=("sleep", "60")), deadline_sec=0.5, grace_sec=0.5))
-        slow.start(JobSpec(command=Command(argv=("sleep", "60")), deadline_sec=600.0, grace_sec=0.5))
-        ended = quick.watch(lambda _: None, interval_sec=0.1, duration_sec=60.0)
-        assert (ended.state, ended.why) == (JobState.ENDED, "deadline")
-        assert 0 <= (ended.wall_time_sec or 0) < 60
-        alive = slow.status()
-        assert (alive.state, alive.exit_code) == (JobState.RUNNING, None)
-        assert slow.cancel(grace_sec=0.5).why == "cancelled"

@@ -4,7 +4,6 @@ Everything is real except the steps, which compute nothing (tests/support/hosts/
 the sum of the step numbers, so a repeated or missing step is visible. Not covered here: ranks, pods, real steps.
 """
 
-import json
 import os
 import re
 import shlex
@@ -93,15 +92,16 @@ def test_a_training_whose_operator_process_and_supervisor_are_killed_ends_with_e
 
 
 def test_a_restart_has_its_cost_in_the_ledger_and_a_failure_is_resumed(project, hold_file: Path) -> None:
-    project.environment["INVOKE_TRAIN_MAX_STEPS"] = "300"  # long enough for two progress reports after the restart
     operator = project.start("train")
-    project.wait_until(
-        lambda: any(progress.get("checkpoint_step") for progress in project.progress()), "a checkpoint in its progress"
-    )
+    wait_for_checkpoint(project)
     project.kill_trainers()
+    restarts = ".workers/worker-0/runs/*/checkpoints/restarts.json"
+    project.wait_until(lambda: any(project.folder.glob(restarts)), "a step of the next attempt")
+    hold_file.touch()
     project.wait_until(lambda: project.events("restarted"), "the cost of the restart")
     fail_file = hold_file.with_name("fail")
     fail_file.touch()
+    hold_file.unlink()
     out, err = project.wait_for_exit(operator, code=1)
     assert "1 restart" in out
     assert "`inv train --resume=" in err
@@ -120,8 +120,13 @@ def test_a_restart_has_its_cost_in_the_ledger_and_a_failure_is_resumed(project, 
 
 
 def test_ctrl_c_detaches_and_a_cancelled_training_goes_on_to_its_limit_and_its_end(project, hold_file: Path) -> None:
+    data = project.folder / "mine.jsonl"
+    content = Path(project.environment["INVOKE_DATA_PATH"]).read_bytes()
+    data.write_bytes(content)
+    project.environment["INVOKE_DATA_PATH"] = str(data)
     operator = project.start("train", "--workers", "1")
     wait_for_checkpoint(project)
+    assert f"process {operator.pid} of" in project.inv_error("cancel", code=4)
     assert "`inv train --resume=" in project.interrupt(operator)
     hold_file.touch()
     assert project.trainers()
@@ -131,6 +136,11 @@ def test_ctrl_c_detaches_and_a_cancelled_training_goes_on_to_its_limit_and_its_e
     assert "`inv train --resume=" in project.inv("cancel").stdout
     assert project.trainers() == {}
     hold_file.unlink()
+    data.write_bytes(content + content.splitlines(keepends=True)[0])
+    assert "mine.jsonl" in project.inv("train", "--resume", code=4).stderr
+    data.write_bytes(content)
+    message = project.inv_error("train", "--resume", INVOKE_TRAIN_LEARNING_RATE="0.0001")
+    assert "train.learning_rate: 0.0002 as planned, 0.0001 now" in message
     limited = project.inv_error("train", "--resume", code=3, INVOKE_TRAIN_MAX_HOURS="0.00005")
     assert "stopped by train.max_hours at step" in limited
     assert "`inv train --resume=" in limited
@@ -142,50 +152,3 @@ def test_ctrl_c_detaches_and_a_cancelled_training_goes_on_to_its_limit_and_its_e
     (repeat,) = re.findall(r"`inv (-f [^`]+ train[^`]*)`", report)
     plan = project.inv(*shlex.split(repeat), "--dry-run", INVOKE_FLEET_SIZE="4").stdout
     assert "\non worker-0; " in plan
-
-
-def start_on_own_data(project, hold_file: Path) -> tuple[Path, bytes, subprocess.Popen[str]]:
-    """Start a held training on a data file that the test may change: its path, its content, the operator."""
-    data = project.folder / "mine.jsonl"
-    content = Path(project.environment["INVOKE_DATA_PATH"]).read_bytes()
-    data.write_bytes(content)
-    (project.folder / "more.json").write_text(json.dumps({"train": {"data": [str(data)]}}))
-    project.options = ("-f", "more.json")
-    hold_file.touch()
-    operator = project.start("train")
-    project.wait_until(project.trainers, "the training to start")
-    return data, content, operator
-
-
-def test_changes_since_the_plan_stop_the_resume(project, hold_file: Path) -> None:
-    data, content, operator = start_on_own_data(project, hold_file)
-    away = data.rename(project.folder / "away.jsonl")
-    project.kill_trainers()
-    _, err = project.wait_for_exit(operator, code=2)
-    assert "mine.jsonl: cannot be read" in err
-    assert "`inv train --resume=" in err
-    away.rename(data)
-    operator = project.start("train", "--resume")
-    project.wait_until(project.trainers, "the training to restart")
-    assert f"process {operator.pid} of" in project.inv_error("cancel", code=4)
-    operator.terminate()
-    project.wait_for_exit(operator, code=130)
-    project.inv("cancel")
-    with data.open("a") as file:
-        file.write('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
-    assert "mine.jsonl" in project.inv("train", "--resume", code=4).stderr
-    message = project.inv_error("train", "--resume", INVOKE_TRAIN_LEARNING_RATE="0.0001")
-    assert "train.learning_rate: 0.0002 as planned, 0.0001 now" in message
-    hold_file.unlink()
-    data.write_bytes(content)
-    project.inv("train", "--resume")
-    assert collected_adapter(project) == SUM_OF_STEPS
-
-
-def test_bad_input_is_refused_in_one_line_and_nothing_starts(project, hold_file: Path) -> None:
-    few = project.folder / "few.jsonl"
-    few.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "c", "completion": "d"}\n')
-    refused = project.inv_error("train", INVOKE_DATA_PATH=str(few))
-    assert "no example is held out for validation; raise train.validation_fraction" in refused
-    assert list(project.folder.glob("results/*-train")) == []
-    assert not hold_file.exists()

@@ -3,7 +3,6 @@
 import io
 import itertools
 import sys
-import threading
 from dataclasses import dataclass
 
 import pytest
@@ -23,7 +22,6 @@ WORKERS = ("worker-0", "worker-1")
 class Scene:
     """A view of the quick suite on two workers, its console, and the time `now`, in seconds, which a test moves."""
 
-    plain: bool = False
     workers: tuple[str, ...] = WORKERS
     encoding: str = "utf-8"
     terminal: bool = False
@@ -51,7 +49,6 @@ class Scene:
             planned=planned,
             workers=self.workers,
             console=self.console,
-            plain=self.plain,
             clock=lambda: self.now,
         )
 
@@ -185,11 +182,9 @@ def test_on_a_terminal_what_runs_is_drawn_and_ends_stay_above_it() -> None:
     assert screen.rstrip().splitlines()[-1].endswith("20251120-quick · 1/4 trials ended · 0:00")
 
 
-@pytest.mark.parametrize("dumb", [True, False])
-def test_a_dumb_terminal_and_the_plain_flag_get_plain_lines(dumb: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if dumb:
-        monkeypatch.setenv("TERM", "dumb")
-    scene = Scene(terminal=True, plain=not dumb)
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    scene = Scene(terminal=True)
     with scene.view:
         scene.send(EventType.STARTED)
     assert b"\x1b" not in scene.bytes.getvalue()
@@ -209,29 +204,6 @@ def test_a_reader_that_went_away_stops_the_lines_not_the_run(scene: Scene, monke
     scene.send(EventType.ENDED, status=TrialStatus.SUCCEEDED)
     scene.send(EventType.ENDED, "worker-1", status=TrialStatus.SUCCEEDED)
     assert scene.console.quiet
-
-
-def test_events_from_many_threads_are_all_counted() -> None:
-    scene = Scene(terminal=True, workers=tuple(f"w{n}" for n in range(16)))
-    gate = threading.Barrier(16)
-
-    def work(worker: str) -> None:
-        gate.wait(timeout=30)
-        for trial in ("baseline", "optimized"):
-            scene.send(EventType.STARTED, worker, trial=trial)
-            for step in range(50):
-                scene.send_progress(step, worker=worker)
-            scene.send(EventType.ENDED, worker, trial=trial, status=TrialStatus.SUCCEEDED)
-
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in scene.workers]
-    with scene.view:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=60)
-        assert not any(thread.is_alive() for thread in threads)
-    assert scene.drawn()[0] == "20251120-quick · 32/32 trials ended · 0:00"
-    assert sum("done" in line for line in scene.printed_lines()) == 32
 
 
 @pytest.mark.parametrize("kind", EventType)

@@ -137,26 +137,17 @@ def test_the_time_left_is_that_of_this_attempts_steps_without_its_start() -> Non
     assert left(2, 100, 300.0) is None
 
 
-def test_the_plan_has_the_digest_of_every_input(trial: Trial) -> None:
-    probe = make_probe()
-    pinned = forecast_module.pin_inputs(trial, probe).training
-    assert pinned is not None
-    files = {file.path: file.sha256 for file in probe.data.files}
-    assert pinned.input_digests == {trial.model: probe.model_sha256, **files}
-    assert files
-
-
 def test_workers_are_probed_without_the_planned_digests(
     settings: MakeSettings, trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would reject changed data that the operator is about to confirm."""
     probe, probed = make_probe(), list[Trial]()
 
-    def reply(_program: object, _hosts: object, probed_trial: Trial) -> list[object]:
+    def reply(_program: object, _host: object, probed_trial: Trial) -> object:
         probed.append(probed_trial)
-        return [schema.to_json(probe)]
+        return schema.to_json(probe)
 
     monkeypatch.setattr(BenchProgram, "forecast", reply)
     host = LocalHost(name="worker-0", workdir=str(settings().results_folder))
-    forecast_module.probe_workers(settings(), [host], forecast_module.pin_inputs(trial, probe))
+    forecast_module.probe_worker(settings(), host, forecast_module.pin_inputs(trial, probe))
     assert probed == [trial]

@@ -17,7 +17,7 @@ from bench.records.run import PlannedTrial
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
 from tasks.fleet import trial_spec
 from tasks.settings.layers import Settings, load
-from tasks.train import init_adapter, resume
+from tasks.train import init_adapter
 from tests.support.reports import synthetic, training_run
 from tests.unit.tasks.train.conftest import MakeSettings
 
@@ -100,14 +100,11 @@ def test_another_adapter_than_the_recorded_one_is_refused(run_id: str, settings:
     ("config", "expected"),
     [
         ({"r": 8}, "r is 8, train.lora_rank is 16; set train.lora_rank"),
-        ({"r": None}, "r: expected a number above 0, found 'None'"),
         ({"lora_alpha": 16}, "lora_alpha is 16, train.lora_alpha is 32"),
         ({"use_rslora": True}, "use_rslora is True, train.rank_stabilized is False"),
         ({"target_modules": ["q_proj"]}, "target_modules is q_proj, .*; set train.lora_targets"),
         ({"target_modules": ".*_proj"}, "target_modules is "),
         ({"use_dora": True}, "use_dora is True, not plain LoRA; convert"),
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is pissa_niter_4, not plain LoRA"),
-        ({"peft_type": "IA3"}, "peft_type is IA3"),
     ],
 )
 def test_an_adapter_of_another_shape_or_scale_is_refused_by_name(
@@ -121,9 +118,7 @@ def test_an_adapter_of_another_shape_or_scale_is_refused_by_name(
     "change",
     [
         lambda folder: (folder / "adapter_model.safetensors").unlink(),
-        lambda folder: (folder / "adapter_config.json").unlink(),
         lambda folder: (folder / "adapter_config.json").write_text("{"),
-        lambda folder: (folder / "adapter_config.json").write_text("[]"),
         lambda folder: (folder / "adapter_config.json").write_bytes(b" " * (2 << 20)),
     ],
 )
@@ -141,10 +136,6 @@ def test_an_unknown_run_and_a_missing_worker_are_refused(settings: MakeSettings,
         init_adapter.find_adapter(settings(init_adapter="20260101-000000-other"))
     with pytest.raises(UsageError, match=r"train\.init_adapter: no worker"):
         init_adapter.find_adapter(settings(init_adapter=run_id), has_worker=False)
-
-
-def test_a_resumed_training_cannot_begin_from_another_adapter() -> None:
-    assert "init_adapter" not in resume.OPERATOR_SETTINGS
 
 
 def test_the_adapter_goes_to_the_pods_shared_volume(

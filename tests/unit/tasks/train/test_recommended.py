@@ -14,7 +14,7 @@ from tasks.fleet import trial_spec
 from tasks.fleet.declared import CONFIGURATION_FIELDS
 from tasks.settings.layers import Settings
 from tasks.train import recommended
-from tests.support.reports import synthetic, training_run
+from tests.support.reports import synthetic
 from tests.unit.tasks.train.conftest import MakeSettings
 
 RUN = "20261120-181600-quick"
@@ -87,10 +87,3 @@ def test_configurations_that_are_all_withheld_are_named(settings: MakeSettings) 
     with pytest.raises(UsageError, match="optimized") as refused:
         recommended.recommended_trial(configured, configured.results_folder / RUN)
     assert f"inv bench --quality --resume={RUN}" in (refused.value.remedy or "")
-
-
-def test_a_run_that_is_no_benchmark_is_refused(settings: MakeSettings) -> None:
-    configured = settings()
-    training_run.write_run(configured.results_folder / "t1")
-    with pytest.raises(UsageError, match="is a training, not a benchmark"):
-        recommended.recommended_trial(configured, configured.results_folder / "t1")
