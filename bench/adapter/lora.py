@@ -2,14 +2,13 @@
 
 A base is compared with the one that the adapter was trained on by content, not by name.
 
-    merged = W + scale B A    W (out, in), A (rank, in), B (out, rank); scale = alpha / rank, or alpha / sqrt(rank)
+    merged = W + scale B A    W (out, in), A (rank, in), B (out, rank); scale = alpha / rank
 
 Not covered: anything but plain LoRA on linear layers (`bench.records.adapter` lists what is understood). It is rejected
 by name, because merging it as plain LoRA would silently give another model.
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -111,7 +110,7 @@ def read(folder: Path) -> tuple[Lora, BaseRecord]:
         raise InputError(f"{path}: contains no LoRA matrix", remedy="name the adapter of a finished training")
     weights = Lora(
         pairs={name: (pair["A"], pair["B"]) for name, pair in parts.items()},
-        scale=alpha / (math.sqrt(rank) if config.get("use_rslora") else rank),
+        scale=alpha / rank,
         sha256=sha256_of(path),
     )
     return weights, record

@@ -171,7 +171,6 @@ def add_lora(stack: Stack, trial: Trial, model: Any) -> Any:
         target_modules=list(find(read_config(Path(trial.model))).select(trial.lora_targets)),
         bias="none",
         task_type="CAUSAL_LM",
-        **({"use_rslora": True} if trial.training is not None and trial.training.rank_stabilized else {}),
     )
     adapted = stack.peft.get_peft_model(model, config)
     adapted.train()
@@ -180,7 +179,7 @@ def add_lora(stack: Stack, trial: Trial, model: Any) -> Any:
 
 def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement) -> tuple[Any, str]:
     """Return the optimizer of the adapters and its description. Paging needs CUDA's unified memory."""
-    groups, library = list(parameter_groups(trial, model)), stack.bitsandbytes.optim
+    groups, library = [parameter_group(trial, model)], stack.bitsandbytes.optim
     if trial.optimizer == "adamw_torch":
         optimizer = stack.torch.optim.AdamW(groups, fused=placement.is_cuda)
         return optimizer, "torch AdamW, 32 bit" + (", fused" if placement.is_cuda else "")
@@ -190,16 +189,11 @@ def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement)
     return library.AdamW8bit(groups), "bitsandbytes AdamW, 8 bit, not paged: there is no CUDA device"
 
 
-def parameter_groups(trial: Trial, model: Any) -> Iterator[dict[str, Any]]:
-    """Yield trained parameters by learning rate: one group, or with LoRA+ (arXiv 2402.12354) the matrices A, then B."""
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    ratio, decay = 1.0, 0.0
-    if trial.training is not None:
-        ratio, decay = trial.training.lora_plus_ratio, trial.training.weight_decay
-    parts = [(1.0, "")] if ratio == 1.0 else [(1.0, "lora_A"), (ratio, "lora_B")]
-    for factor, part in parts:
-        chosen = [parameter for name, parameter in trained if part in name]
-        yield {"params": chosen, "lr": trial.learning_rate * factor, "weight_decay": decay}
+def parameter_group(trial: Trial, model: Any) -> dict[str, Any]:
+    """Return the trained parameters with their rates, as an optimizer takes them."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decay = 0.0 if trial.training is None else trial.training.weight_decay
+    return {"params": trained, "lr": trial.learning_rate, "weight_decay": decay}
 
 
 class TrainingStep:

@@ -19,7 +19,7 @@ NF4 = "nf4"  # kind of a quantized tensor
 # the tensors, or changes nothing in a trained adapter.
 FREE_KEYS = frozenset(
     {
-        *("r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "lora_dropout", "inference_mode"),
+        *("r", "lora_alpha", "target_modules", "exclude_modules", "lora_dropout", "inference_mode"),
         *("base_model_name_or_path", "revision", "auto_mapping", "peft_version"),
         *("eva_config", "megatron_core", "qalora_group_size"),
     }

@@ -229,8 +229,7 @@ class Training:
 
     `rows_per_step`: packed rows of a global batch, over all ranks and micro-batches. The training ends after `epochs`,
     or after `max_steps` if that comes first. The learning rate rises from 0 over `warmup_share` of the steps, then
-    follows the `schedule` down to 0. `rank_stabilized`: adapters are scaled by alpha / sqrt(rank) (rsLoRA).
-    `lora_plus_ratio`: the learning rate of B over that of A (LoRA+). `gradients`: the dtype sent between ranks.
+    follows the `schedule` down to 0. `gradients`: the dtype sent between ranks.
 
     The held-out loss is measured at the start, at the end, and every `evaluate_every` steps (0: never between); after
     `patience` measurements without a new minimum the training stops early (0: never). `max_hours` counts this attempt
@@ -269,8 +268,6 @@ class Training:
     )
     weight_decay: float = setting(0.0, "weight decay of AdamW", ge=0, le=1)
     max_gradient_norm: float = setting(1.0, "gradient clipping: maximum norm", gt=0, le=1_000_000)
-    rank_stabilized: bool = setting(False, "true: scale adapters by alpha / sqrt(rank) (rsLoRA)")
-    lora_plus_ratio: float = setting(1.0, "learning rate of B divided by that of A (LoRA+)", ge=0.01, le=100)
     gradients: str = setting(
         "fp32",
         "type of the gradients sent between workers: fp32, or bf16 with half the traffic and rounding",

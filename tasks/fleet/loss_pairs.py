@@ -48,10 +48,7 @@ MAX_PAIRS_SETTING = 100  # the largest quality.max_pairs
 MAX_ROW_TOKENS = 4096  # longer rows might not fit into memory with the reference
 EPOCHS = 1000.0  # the number of steps ends a training, also on little data
 # Settings of the section train that these trainings share with `inv train`.
-TRAINING_FIELDS = (
-    *("rows_per_step", "schedule", "warmup_share", "weight_decay"),
-    *("max_gradient_norm", "rank_stabilized", "lora_plus_ratio"),
-)
+TRAINING_FIELDS = ("rows_per_step", "schedule", "warmup_share", "weight_decay", "max_gradient_norm")
 
 
 @dataclass(frozen=True, kw_only=True)

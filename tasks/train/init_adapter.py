@@ -123,12 +123,11 @@ def check(adapter: InitAdapter, trial: Trial, model_sha256: str) -> None:
     expected = (
         ("r", "train.lora_rank", trial.lora_rank),
         ("lora_alpha", "train.lora_alpha", trial.lora_alpha),
-        ("use_rslora", "train.rank_stabilized", training_of(trial).rank_stabilized),
     )
     for key, setting, value in expected:
-        if adapter.config.get(key, False) != value:
+        if adapter.config[key] != value:
             raise UsageError(
-                f"{SETTING}: {adapter.folder}: {key} is {str(adapter.config.get(key))[:40]}, {setting} is {value}",
+                f"{SETTING}: {adapter.folder}: {key} is {str(adapter.config[key])[:40]}, {setting} is {value}",
                 remedy=f"set {setting} to the adapter's value",
             )
     targets = adapter.config.get("target_modules")

@@ -29,7 +29,7 @@ def make_parameters():
 
 def test_the_optimizer_follows_bitsandbytes_and_reads_its_state(modules) -> None:
     def ours(parameters):
-        return multi_tensor_adamw8bit(modules, [{"params": parameters, "lr": RATE, "weight_decay": DECAY}])
+        return multi_tensor_adamw8bit(modules, {"params": parameters, "lr": RATE, "weight_decay": DECAY})
 
     def theirs(parameters):
         return modules.bitsandbytes.optim.AdamW8bit(parameters, lr=RATE, weight_decay=DECAY)
@@ -57,7 +57,7 @@ def test_a_gradient_that_is_not_finite_leaves_its_weight(modules) -> None:
     parameter = torch.nn.Parameter(torch.randn(64, 129, device="cuda"))
     before, parameter.grad = parameter.detach().clone(), torch.ones_like(parameter)
     parameter.grad[0, 7], parameter.grad[63, 128] = float("nan"), float("inf")
-    multi_tensor_adamw8bit(modules, [{"params": [parameter], "lr": RATE, "weight_decay": DECAY}]).step()
+    multi_tensor_adamw8bit(modules, {"params": [parameter], "lr": RATE, "weight_decay": DECAY}).step()
     assert (parameter == before).nonzero().tolist() == [[0, 7], [63, 128]]
     assert torch.isfinite(parameter).all()
 
@@ -67,7 +67,7 @@ def test_two_runs_give_the_same_bits(modules) -> None:
     for _ in range(2):
         parameters = make_parameters()
         trained(
-            lambda each: multi_tensor_adamw8bit(modules, [{"params": each, "lr": RATE, "weight_decay": 0.0}]),
+            lambda each: multi_tensor_adamw8bit(modules, {"params": each, "lr": RATE, "weight_decay": 0.0}),
             range(4),
             parameters,
         )

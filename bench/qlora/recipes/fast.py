@@ -40,7 +40,7 @@ from bench.qlora.recipes.int8 import Int8Linear
 from bench.qlora.recipes.layer import PRODUCTS_PER_LAYER, FastLayer, HeadNorms, TokenLayout, run_layer
 from bench.qlora.recipes.mlp import DenseMlp, OwnMlp
 from bench.qlora.recipes.offload import Offload, OffloadedTables
-from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer, parameter_groups
+from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer, parameter_group
 from bench.records import Trial
 from bench.torch_stack import Stack
 
@@ -106,7 +106,7 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
         stack.torch.cuda.empty_cache()  # the scales were computed from whole float32 weights, half a GiB each
     if placement.is_cuda and trial.optimizer != "adamw_torch":  # its state is not paged
         name = "AdamW, 8 bit, one launch for all adapters"
-        optimizer = multi_tensor_adamw8bit(stack, list(parameter_groups(trial, model)))
+        optimizer = multi_tensor_adamw8bit(stack, parameter_group(trial, model))
     else:
         optimizer, name = make_optimizer(stack, trial, model, placement)
     step = CapturedStep(stack, model, optimizer, placement, name, autocast=False, inputs=FastModel.INPUTS)

@@ -25,7 +25,7 @@ WEIGHTS = b"weights"
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 BASE = "b" * 64
 CONFIG: dict[str, Any] = {
-    "peft_type": "LORA", "r": 16, "lora_alpha": 32, "use_rslora": False, "bias": "none",
+    "peft_type": "LORA", "r": 16, "lora_alpha": 32, "bias": "none",
     "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
 }  # fmt: skip
 
@@ -101,7 +101,7 @@ def test_another_adapter_than_the_recorded_one_is_refused(run_id: str, settings:
     [
         ({"r": 8}, "r is 8, train.lora_rank is 16; set train.lora_rank"),
         ({"lora_alpha": 16}, "lora_alpha is 16, train.lora_alpha is 32"),
-        ({"use_rslora": True}, "use_rslora is True, train.rank_stabilized is False"),
+        ({"use_rslora": True}, "use_rslora is True, not plain LoRA"),
         ({"target_modules": ["q_proj"]}, "target_modules is q_proj, .*; set train.lora_targets"),
         ({"target_modules": ".*_proj"}, "target_modules is "),
         ({"use_dora": True}, "use_dora is True, not plain LoRA; convert"),

@@ -25,7 +25,7 @@ def test_the_defaults_are_a_training(settings: MakeSettings) -> None:
 def test_every_setting_of_a_training_reaches_it(settings: MakeSettings) -> None:
     training_settings = {
         "rows_per_step": 8, "epochs": 2.5, "max_steps": 9, "schedule": "linear", "warmup_share": 0.1,
-        "weight_decay": 0.01, "max_gradient_norm": 0.5, "rank_stabilized": True, "lora_plus_ratio": 16.0,
+        "weight_decay": 0.01, "max_gradient_norm": 0.5,
         "gradient_dtype": "bf16", "evaluate_every": 3, "early_stopping_patience": 2, "checkpoint_sec": 9.0,
         "keep_checkpoints": 5, "max_hours": 1.5,
     }  # fmt: skip

@@ -129,20 +129,6 @@ def test_clipping_uses_the_norm_of_all_gradients(lab, examples):
     assert float(trainer.gradients.norm()) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_rslora_scales_by_the_root_of_the_rank_and_lora_plus_has_a_separate_rate_for_b(lab):
-    plain, other = lab(), lab(training={"rank_stabilized": True, "lora_plus_ratio": 16.0, "weight_decay": 0.1})
-    scalings = []
-    for parts in (plain, other):
-        trainer = parts.trainer(None)
-        layer = trainer.peft_model.base_model.model.model.layers[0].self_attn.q_proj
-        scalings.append(layer.scaling["default"])
-        groups = trainer.step.optimizer.param_groups
-    assert scalings == [32 / 4, 32 / 2]
-    assert [group["lr"] for group in groups] == pytest.approx([0.01, 0.16])
-    assert {group["weight_decay"] for group in groups} == {0.1}
-    assert len(groups[0]["params"]) == len(groups[1]["params"]) == 2 * 4
-
-
 def test_the_optimizers_state_starts_at_zero_and_the_weights_are_unchanged(lab):
     for optimizer in ("adamw_torch", "paged_adamw_8bit"):
         parts = lab(optimizer=optimizer, lora_rank=64)
