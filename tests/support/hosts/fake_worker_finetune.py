@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.data.inputs import InputError, Inputs
-from bench.harness.record import Record, StepsFile
+from bench.harness.record import Record
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.records import Trial, schema
 from bench.records.atomic_files import write_atomic
@@ -61,10 +61,9 @@ def follow(_request: object, _trial: object, machines: NodeList, stops: StopSign
                     link.check()
                     stops.check()
             except Stopped as stopped:
-                if stopped.code.is_worker_faulty:
-                    link.report_error(machines.rank, stopped.code, str(stopped))
-                else:
-                    link.send_end({"stopped": []})
+                error = {"rank": machines.rank, "reason_code": stopped.code, "reason": str(stopped)}
+                errors = [error | {"at": time.monotonic()}]
+                link.send_end({"errors": errors} if stopped.code.is_worker_faulty else {"stopped": []})
                 raise
     except LeaderGone:
         return 1
@@ -80,13 +79,12 @@ def node_check(world_size: int, stops: StopSignals) -> Iterator[Callable[[], Non
     with tempfile.TemporaryDirectory() as folder, NodeHub(machines, world_size, Path(folder)) as hub:
 
         def check() -> None:
-            for path in Path(folder).glob("error-*.json"):
-                report = json.loads(path.read_text())
-                raise Stopped(ReasonCode(report["reason_code"]), report["reason"])
-            for path in Path(folder).glob("failures-*.json"):
-                if "gone" not in json.loads(path.read_text()):
+            for failures in hub.failures:
+                for error in failures.get("errors", []):
+                    raise Stopped(ReasonCode(error["reason_code"]), error["reason"])
+                if "gone" not in failures:
                     raise Stopped(ReasonCode.WORKER_STOPPED, "one of its workers was told to stop")
-                raise WorkerGone(f"rank {path.stem.rpartition('-')[2]} is gone with its machine")
+                raise WorkerGone(f"rank {failures['gone'][0]} is gone with its machine")
 
         while len(hub._links) < machines.count - 1:
             stops.check()
@@ -102,8 +100,6 @@ def measure(record: Record, _inputs: Inputs, stops: StopSignals) -> None:
     steps = spec.max_steps or 40
     done, total, checkpoint_step = _read_newest_checkpoint(folder)
     record.steps_planned = steps
-    write_steps = StepsFile(record.request.out, record.log)
-    write_steps(*map(_step_row, range(1, done + 1)))
     restarts = [Restart(attempt=record.request.attempt, from_step=done)] * (record.request.attempt > 1)
     began = time.monotonic()
     with node_check(record.trial.world_size, stops) as check_nodes, record.timed("train"):
@@ -129,7 +125,6 @@ def measure(record: Record, _inputs: Inputs, stops: StopSignals) -> None:
             if restarts and restarts[0].since_checkpoint_sec is None:
                 restarts = [replace(restarts[0], since_checkpoint_sec=1.0)]
                 _append_restart(folder / RESTARTS_FILE, restarts[0])
-            write_steps(_step_row(done))
             _publish_progress(record, done, steps, checkpoint_step)
             if spec.max_hours is not None and (time.monotonic() - began) / 3600 > spec.max_hours:
                 _write_checkpoint(folder, done, total)
