@@ -1,7 +1,7 @@
 """Every command of docs/tutorials/machine.md, typed on a laptop and over SSH on another machine.
 
-OpenSSH's client and server and rsync are real. The machine has no GPU; its trials compute nothing, its training is two
-steps of the demo's model, and `python -m bench` is forked. Not covered: the installation, blocks `by-hand`.
+OpenSSH's client and server and rsync are real. The machine has no GPU; its trials and its training compute nothing, and
+`python -m bench` is forked. Not covered: the installation, blocks `by-hand`.
 """
 
 import shlex
@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.documents import TUTORIALS, typed_script
 from tests.support.forked import ForkServer, install_forked_bench
+from tests.support.hosts.fake_worker_finetune import install_fake_finetune
 from tests.support.machines.machine import require
 from tests.support.machines.network import VM, Network
 from tests.support.machines.sshd import Sshd
@@ -51,6 +52,7 @@ def laptop(
     vm.add_user(RENTER, uid=0)
     server = Sshd(module_network.folder / "gpu-sshd", machine=vm, address=VM, port=2200, users=(RENTER,))
     complete_project(bare_project.folder)
+    install_fake_finetune(bare_project.folder)
     install_forked_bench(bare_project.folder, bench_server)
     for name, target in (("models/my-model", tiny_model), ("data/my.jsonl", tiny_data)):
         path = bare_project.folder / name
@@ -69,7 +71,8 @@ def test_every_command_of_the_page_succeeds(laptop: Laptop) -> None:
     laptop.type(typed_script(PAGE, first))
     home = laptop.network.vm.home(RENTER)
     assert not (home / "qlora-fleet" / "models" / "my-model").is_symlink()
-    small = SMALL | {"INVOKE_BENCH_PROFILE": "tiny", "PYTHONPATH": str(home / "qlora-fleet")}
+    few = dict.fromkeys(("INVOKE_BENCH_WARMUP_STEPS", "INVOKE_BENCH_MEASURED_STEPS", "INVOKE_BENCH_REPEATS"), "1")
+    small = SMALL | few | {"INVOKE_BENCH_PROFILE": "tiny", "PYTHONPATH": str(home / "qlora-fleet")}
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in small.items())
     script = typed_script(PAGE, on="machine")
     # The doctor may find that the tests' environment differs from constraints.txt.

@@ -119,6 +119,15 @@ def test_a_run_named_in_a_chain_is_that_of_the_tasks_after_it(
     assert expected == CALLS
 
 
+def test_the_name_of_a_task_and_a_flag_are_no_optional_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parser, "ParseMachine", PatchedParser)
+    typed = ["train", "--resume", "--from=best", "data.check", "train", "--epochs=3", "data.check", "train.jsonl"]
+    parsed = parser.Parser(contexts=CONTEXTS.values(), initial=ParserContext()).parse_argv(typed)
+    first, check, second, other = (context.args for context in parsed[1:])
+    assert (first["resume"].value, first["from"].value, check.data.value) == (True, "best", "")
+    assert (second.epochs.value, other.data.value) == ("3", "train.jsonl")
+
+
 def test_commands_of_one_name_in_two_groups_are_not_the_same_to_invoke() -> None:
     first, second = (command(name, "m:f") for name in ("a.push", "push"))
     assert first.name == second.name

@@ -139,12 +139,6 @@ def test_ctrl_c_exits_with_130(project: Path) -> None:
     assert (running.returncode, stderr) == (130, b"interrupted\n")
 
 
-@pytest.mark.usefixtures("chain")
-def test_a_process_that_a_task_spawns_does_not_run_the_command_again(project: Path) -> None:
-    completed = run((str(INV), "spawns"), cwd=project, capture_output=True, text=True)
-    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "1\n", "")
-
-
 SEND_SIGINT = """
 import os, signal
 {before}
@@ -174,26 +168,25 @@ def test_a_closed_pipe_at_standard_output_exits_like_sigpipe(project: Path) -> N
     assert (completed.returncode, completed.stderr) == (141, b"")
 
 
-def test_output_that_cannot_be_written_is_one_line_and_exit_3(project: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        shown = run((str(INV), "--version"), cwd=project, stdout=full, stderr=subprocess.PIPE)
-        mistyped = run((str(INV), "benhc"), cwd=project, stderr=full)
-    assert (shown.returncode, shown.stderr.count(b"\n")) == (3, 1)
-    assert b"No space left on device" in shown.stderr
-    assert mistyped.returncode == 2, "without standard error the exit code still reports the failure"
-
-
-def test_closed_standard_streams_are_no_error(project: Path) -> None:
-    closed = f"import os; os.closerange(0, 3); os.execv({str(INV)!r}, ['inv', '--version'])"
-    assert run((sys.executable, "-c", closed), cwd=project).returncode == 0
-
-
-@pytest.mark.parametrize(("prefix", "line"), [("printf 'a\\377\\n' | ", r"'a\udcff\n'"), ("exec <&-; ", "''")])
-def test_standard_input_may_be_binary_or_closed(prefix: str, line: str, project: Path, chain: Inv) -> None:
-    del chain  # it adds the task
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    done = run(["sh", "-c", f"{prefix}{INV} reads"], cwd=project, env=environment, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == (f"{line}\n", "")
+@pytest.mark.parametrize(
+    ("line", "code", "stdout", "error"),
+    [
+        ("inv --version > /dev/full", 3, "", "No space left on device"),
+        ("inv benhc 2> /dev/full", 2, "", ""),
+        ("inv --version <&- >&- 2>&-", 0, "", ""),
+        ("printf 'a\\377\\n' | inv reads", 0, "'a\\udcff\\n'\n", ""),
+        ("inv reads <&-", 0, "''\n", ""),
+        ("inv spawns", 0, "1\n", ""),
+    ],
+)
+@pytest.mark.usefixtures("chain")
+def test_standard_streams_may_be_full_closed_or_binary(
+    line: str, code: int, stdout: str, error: str, project: Path
+) -> None:
+    environment = {**os.environ, "PATH": f"{INV.parent}:{os.environ['PATH']}", "PYTHONIOENCODING": "utf-8:strict"}
+    done = run(["sh", "-c", line], cwd=project, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, stdout, len(error) > 0)
+    assert error in done.stderr
 
 
 def test_inv_and_its_programs_read_and_write_utf8_in_every_locale(project: Path, chain: Inv) -> None:
