@@ -8,7 +8,7 @@ and for the bench. A folder with a manifest is complete; a fetch into a folder w
 set, a folder with a manifest keeps its commit.
 
 The token comes through a named pipe that is read once (`scripts/send_token.py`), so it is in no file, argument or
-environment. huggingface_hub runs in a separate process (`remote.agent.build_vm.hf_hub`).
+environment.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from remote.agent.build_vm.hf_hub import HubSource
 from remote.agent.build_vm.job import JobLog, read_secret, report_progress, wrap_os_errors
-from remote.agent.build_vm.model_sources import CacheSource, HubSource, create_source
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.files import CHUNK_BYTES, write_atomic
-from remote.agent.shared.model_files import Entry, is_plain_name, select_files
+from remote.agent.shared.model_files import CacheSource, Entry, is_plain_name, select_files
 
 MANIFEST_FILE, SUMS_FILE = "manifest.json", "SHA256SUMS"
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
@@ -45,7 +45,9 @@ def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
                 return _manifest_facts(previous, 0, "the manifest of its fetch")
             job_log.add(f"{', '.join(damaged)}: different from the manifest; fetching again")
             job = {**job, "revision": previous["revision"]}  # main may have moved on
-        fetched_bytes, manifest = _fetch_all(job_log, folder, create_source(job_log, job, token), job, previous)
+        cache = job["cache"]
+        source = HubSource(job_log, job, token) if cache is None else CacheSource(cache, job["model"], job["revision"])
+        fetched_bytes, manifest = _fetch_all(job_log, folder, source, job, previous)
     return _manifest_facts(manifest, fetched_bytes, f"the digests {'in the cache' if job['cache'] else 'of the hub'}")
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 from remote.agent.shared.errors import VmAgentError
+from remote.agent.shared.files import CHUNK_BYTES
 
 TOKEN_PIPE = "token.pipe"  # noqa: S105 - a file name
 # The files that a trial reads, and the licence. No pickles; no `consolidated.safetensors`, a copy of the weights.
@@ -91,3 +94,22 @@ def snapshot_files(snapshot: Path, cache: Path) -> list[Entry]:
             entry["sha256" if len(blob) == 64 else "git_sha1"] = blob
         entries.append(entry)
     return entries
+
+
+class CacheSource:
+    """A Hugging Face cache on this machine: HF_HOME, its `hub`, or one model's folder in it."""
+
+    def __init__(self, path: str, model: str, revision: str | None) -> None:
+        self._path, self._snapshot = Path(path), find_snapshot(Path(path), model, revision)
+
+    def list_files(self) -> tuple[str, list[Entry]]:
+        return self._snapshot.name, snapshot_files(self._snapshot, self._path)
+
+    def fetch(self, entry: Entry, folder: Path) -> None:
+        part = folder / f".{entry['path']}.part"
+        part.unlink(missing_ok=True)
+        source = resolve_inside(self._path, self._snapshot / entry["path"])
+        # O_NOFOLLOW: the checked file may have been replaced by a link since.
+        with os.fdopen(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file, part.open("xb") as copy:
+            shutil.copyfileobj(file, copy, CHUNK_BYTES)
+        part.replace(folder / entry["path"])

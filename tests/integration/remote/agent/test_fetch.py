@@ -2,10 +2,10 @@
 
 import hashlib
 import json
+import os
 import re
 import resource
-import signal
-import subprocess
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from remote.agent.build_vm import model_sources
+from remote.agent.build_vm import hf_hub
 from remote.agent.build_vm.fetch import digests, read_manifest, weight_files
-from remote.agent.build_vm.hf_hub import classify_error
+from remote.agent.build_vm.hf_hub import HubSource, to_agent_error
 from remote.agent.build_vm.job import JobLog
-from remote.agent.build_vm.model_sources import CacheSource
-from remote.agent.shared.model_files import find_snapshot, select_files, snapshot_files
+from remote.agent.shared.model_files import CacheSource, find_snapshot, select_files, snapshot_files
 from remote.hosts.local import LocalHost
 from remote.image import vm_jobs
 from tasks.errors import UsageError
@@ -87,38 +86,52 @@ def test_digests_are_those_of_sha256_and_git(tmp_path: Path) -> None:
     )
 
 
-def test_a_hub_that_sends_nothing_is_transient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub's client sleeps for as long as a Retry-After says."""
+JOB: dict[str, Any] = {"index_url": None, "endpoint": None, "model": "o/n", "folder": ".", "revision": None}
+
+
+@pytest.fixture
+def _hub_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Leave this process without a client of the hub, and its environment as it is."""
     monkeypatch.chdir(tmp_path)
-    sleeping = subprocess.Popen(("sleep", "60"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    monkeypatch.setattr(model_sources, "python_with_hub_client", lambda *_: "python")
-    monkeypatch.setattr(model_sources, "STALL_TIMEOUT_SEC", 0.3)
-    monkeypatch.setattr(model_sources, "PROGRESS_INTERVAL_SEC", 0.1)
-    monkeypatch.setattr(model_sources, "start_client", lambda *_: sleeping)
-    hub = model_sources.HubSource(
-        JobLog(), {"index_url": None, "endpoint": None, "model": "o/n", "folder": ".", "revision": None}, None
-    )
-    with sleeping, raises_agent_error("transient", "^the hub .*; "):
-        hub._request_once({"verb": "fetch"}, lambda: [7])
-    assert sleeping.returncode == -signal.SIGKILL
+    monkeypatch.setattr("os.environ", {})
+    monkeypatch.setattr(hf_hub, "load_client", lambda *_: None)
 
 
+@pytest.mark.usefixtures("_hub_client")
+def test_a_hub_that_sends_nothing_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's client sleeps for as long as a Retry-After says."""
+    monkeypatch.setattr(hf_hub, "STALL_TIMEOUT_SEC", 0.3)
+    monkeypatch.setattr(hf_hub, "PROGRESS_INTERVAL_SEC", 0.1)
+    ended = threading.Event()
+    with raises_agent_error("transient", "^the hub .*; "):
+        HubSource(JobLog(), JOB, None)._request(ended.wait, lambda: [7])
+    ended.set()
+
+
+@pytest.mark.usefixtures("_hub_client")
 @pytest.mark.parametrize(
     "endpoint", ["http://mirror.example", "HTTP://mirror.example", "http://localhost@mirror.ex", "x"]
 )
-def test_a_token_is_not_sent_without_tls_to_the_endpoint_in_the_machines_environment(
-    endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_sources, "python_with_hub_client", lambda *_: "python")
-    monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    job = {"index_url": None, "endpoint": None, "model": "o/n", "folder": ".", "revision": None}
+def test_a_token_is_not_sent_without_tls_to_the_endpoint_in_the_machines_environment(endpoint: str) -> None:
+    os.environ["HF_ENDPOINT"] = endpoint
     with raises_agent_error("usage", rf"^HF_ENDPOINT: {endpoint} .*hub\.token_file.*; .*hub\.endpoint"):
-        model_sources.HubSource(JobLog(), job, "token")
-    model_sources.HubSource(JobLog(), job, None)
-    model_sources.HubSource(JobLog(), {**job, "endpoint": "https://hub.example"}, "token")
+        HubSource(JobLog(), JOB, "token")
+    HubSource(JobLog(), JOB, None)
+    HubSource(JobLog(), {**JOB, "endpoint": "https://hub.example"}, "token")
     for safe in ("https://mirror.example", "http://127.0.0.1:8080", "http://[::1]:8080"):
-        monkeypatch.setenv("HF_ENDPOINT", safe)
-        model_sources.HubSource(JobLog(), job, "token")
+        os.environ["HF_ENDPOINT"] = safe
+        HubSource(JobLog(), JOB, "token")
+
+
+@pytest.mark.usefixtures("_hub_client")
+@pytest.mark.parametrize(("path", "size", "digest"), [("config.json", 2, None), ("config.json", "2", "a"), (7, 2, "a")])
+def test_a_file_that_the_hub_lists_without_size_or_digest_is_refused(
+    path: object, size: object, digest: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [{"path": path, "size": size, "sha256": None, "git_sha1": digest}]
+    monkeypatch.setattr(HubSource, "_list_commit", lambda _: ("c", files))
+    with raises_agent_error("refused", f"hub .*{path!r}"):
+        HubSource(JobLog(), JOB, None).list_files()
 
 
 @pytest.mark.parametrize(
@@ -179,7 +192,7 @@ def test_a_link_out_of_a_cache_is_refused_and_not_copied(tmp_path: Path, subfold
     # A file that is replaced by a link between listing and copying.
     (snapshot / "config.json").unlink()
     (snapshot / "config.json").write_text("{}")
-    source = CacheSource(tmp_path / "cache", "org/name", COMMIT)
+    source = CacheSource(str(tmp_path / "cache"), "org/name", COMMIT)
     (entry,) = source.list_files()[1]
     (snapshot / "config.json").unlink()
     (snapshot / "config.json").symlink_to(tmp_path / "passwd")
@@ -218,12 +231,11 @@ def hub_error(name: str) -> Exception:
     ],
 )
 def test_each_error_of_the_hub_has_its_kind_and_its_remedy_apart(error: Exception, kind: str, remedy: str) -> None:
-    request = {"model": "org/name", "endpoint": None, "token": None, "revision": "v1", "folder": "/f"}
-    failure = classify_error(request, error)
-    assert failure["kind"] == kind
-    assert remedy in failure["remedy"]
-    assert bool(remedy) is bool(failure["remedy"])
-    assert not remedy or remedy not in failure["message"]
+    failure = to_agent_error(JOB, error, has_token=False)
+    assert failure.kind == kind
+    assert remedy in failure.remedy
+    assert bool(remedy) is bool(failure.remedy)
+    assert not remedy or remedy not in failure.problem
 
 
 @pytest.mark.parametrize("name", ["GatedRepoError", "RevisionNotFoundError", "RepositoryNotFoundError"])
@@ -275,7 +287,7 @@ def test_a_model_is_fetched_from_a_cache_with_another_python_without_packages(lo
 def test_the_hubs_client_is_installed_from_a_lock_with_hashes_and_again_after_another_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called = list[list[str]]()
+    called, added = list[list[str]](), list[str]()
 
     def run_logged(_: JobLog, argv: list[str]) -> tuple[int, list[str]]:  # its output is the job's progress
         called.append(argv)
@@ -284,19 +296,19 @@ def test_the_hubs_client_is_installed_from_a_lock_with_hashes_and_again_after_an
 
     (tmp_path / "jobs" / "fetch-x").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "jobs" / "fetch-x")
-    monkeypatch.setattr(model_sources.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(model_sources, "run_logged", run_logged)
+    monkeypatch.setattr(hf_hub.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(hf_hub, "run_logged", run_logged)
+    monkeypatch.setattr(hf_hub.site, "addsitedir", added.append)
     lock = (ROOT / "image" / "locks" / "hub-client.txt").read_text()
     assert lock.count("==") > 10
     assert len(re.findall(r"^[a-z].*\\\n    --hash=sha256:", lock, re.MULTILINE)) == len(
         re.findall("^[a-z]", lock, re.MULTILINE)
     )
     for text, count in ((lock, 2), (lock, 2), (lock + "#", 4)):
-        python = model_sources.python_with_hub_client(JobLog(), None, text)
-        assert python == str(tmp_path / "hub-client" / "bin" / "python")
+        hf_hub.load_client(JobLog(), None, text)
+        assert Path(added[-1]).is_relative_to(tmp_path / "hub-client" / "lib")
         assert len(called) == count
         assert Path("hub-client.txt").read_text() == text
-        assert "--quiet" not in called[-1]
         assert called[-1][-3:] == ["--require-hashes", "--requirement", str(Path.cwd() / "hub-client.txt")]
     with raises_agent_error("usage", r"huggingface_hub .*\(no index\); .*image\.index_url.*\(--cache\)"):
-        model_sources.python_with_hub_client(JobLog(), "file:///none", "another lock")
+        hf_hub.load_client(JobLog(), "file:///none", "another lock")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from remote.agent.build_vm import archive, build, fetch, model_sources
+from remote.agent.build_vm import build, fetch
 from remote.agent.build_vm import job as jobs
 from remote.agent.build_vm.client import classify_failure
 from remote.agent.build_vm.job import JobLog
@@ -60,14 +60,6 @@ def job_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobLog:
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
     return JobLog()
-
-
-def test_a_checksum_file_is_parsed_with_its_image_id(tmp_path: Path) -> None:
-    path = tmp_path / "a.sha256"
-    path.write_text(f"{'a' * 64}  x.tar.gz\n# image sha256:{'b' * 64}\n")
-    assert archive.read_checksum(path) == ("a" * 64, f"sha256:{'b' * 64}")
-    path.write_text("")
-    assert archive.read_checksum(path) == (None, None)
 
 
 def entry(source: Path, **changes: Any) -> dict[str, Any]:
@@ -194,17 +186,6 @@ def test_a_truncated_weight_file_is_reported_with_tarfiles_message(
     request = {**job, "docker": ["docker"], "image": "i", "base": "b", "data_root": "/"}
     with pytest.raises(VmAgentError, match=r"/context: unexpected end of data$"):
         build.run(job_log, request)
-
-
-@pytest.mark.parametrize(("path", "size", "digest"), [("config.json", 2, None), ("config.json", "2", "a"), (7, 2, "a")])
-def test_a_file_that_the_hub_lists_without_size_or_digest_is_refused(
-    path: object, size: object, digest: str | None, job_log: JobLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = {"revision": "c", "files": [{"path": path, "size": size, "sha256": None, "git_sha1": digest}]}
-    monkeypatch.setattr(model_sources, "python_with_hub_client", lambda *_: "python")
-    monkeypatch.setattr(model_sources.HubSource, "_request", lambda *_: answer)
-    with raises_agent_error("refused", f"hub .*{path!r}"):
-        model_sources.HubSource(job_log, {"index_url": None, "endpoint": None, "revision": None}, None).list_files()
 
 
 def test_damage_in_a_subfolder_of_an_older_fetch_is_detected(job_log: JobLog, tmp_path: Path) -> None:
