@@ -9,7 +9,6 @@ once more; a file that only grows is transferred at the length it had when it wa
 """
 
 import fcntl
-import hashlib
 import os
 import re
 import time
@@ -17,15 +16,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Self
 
 from remote.agent.shared.files import (
     hash_file,
+    install_part,
     is_movable,
     join_inside,
     partial_path,
-    read_chunks,
-    sync_folder,
 )
 from remote.agent.shared.wire import RequestRefused
 from remote.hosts.host_protocol import CommandTimedOut, HostError, HostUnreachable
@@ -224,51 +221,21 @@ class ChecksumMismatch(HostError):
     """File that arrived twice with a wrong digest; nothing of it was kept."""
 
 
-@dataclass(kw_only=True)
-class PartialFile:
-    """A partial file, open and locked against other pulls into the folder.
-
-    It has `size` bytes with the digest `digest`.
-    """
-
-    file: FileIO
-    digest: "hashlib._Hash"
-    size: int
-
-    @classmethod
-    def open(cls, path: Path) -> Self:
-        """Open or create the partial file of `path`, with the content that an earlier pull left."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part, digest, size = Path(partial_path(path)), hashlib.sha256(), 0
-        file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(file.fileno()), part.stat()):
-                raise BlockingIOError  # another process has just renamed it
-            for piece in read_chunks(file):
-                digest.update(piece)
-                size += len(piece)
-        except (BlockingIOError, FileNotFoundError) as error:
-            file.close()
-            raise HostError(
-                f"{path}: another process is receiving this file", remedy="wait until it has finished"
-            ) from error
-        except BaseException:
-            file.close()
-            raise
-        return cls(file=file, digest=digest, size=size)
-
-    def write(self, piece: memoryview) -> None:
-        left = piece
-        while left:
-            left = left[self.file.write(left) :]
-        self.digest.update(piece)
-        self.size += len(piece)
-
-    def clear(self) -> None:
-        self.file.seek(0)
-        self.file.truncate()
-        self.digest, self.size = hashlib.sha256(), 0
+def open_part(path: Path) -> FileIO:
+    """Open or create the partial file of `path` at its end, and lock it against other pulls into the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = partial_path(path)
+    file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(file.fileno()), os.stat(part)):  # noqa: PTH116
+            raise BlockingIOError  # another process has just renamed it
+    except (BlockingIOError, FileNotFoundError) as error:
+        file.close()
+        problem = f"{path}: another process is receiving this file"
+        raise HostError(problem, remedy="wait until it has finished") from error
+    file.seek(0, os.SEEK_END)
+    return file
 
 
 class Download:
@@ -281,7 +248,7 @@ class Download:
         self._mismatched = set[str]()  # files that arrived whole with a wrong digest once
         # The current stream: the files to come, each with the offset from which it was requested, and the first one.
         self._remaining: list[tuple[FileEntry, int]] = []
-        self._part: PartialFile | None = None
+        self._part: FileIO | None = None
 
     @property
     def done(self) -> set[str]:
@@ -322,7 +289,7 @@ class Download:
     def close(self) -> None:
         """Close the partial file, which stays for the next pull."""
         if self._part is not None:
-            self._part.file.close()
+            self._part.close()
         self._part = None
 
     def _path(self, entry: FileEntry) -> Path:
@@ -334,34 +301,30 @@ class Download:
         while self._remaining:
             entry, offset = self._remaining[0]
             if self._part is None:
-                self._part = PartialFile.open(self._path(entry))
+                self._part = open_part(self._path(entry))
                 if offset == 0:
-                    self._part.clear()
-                elif self._part.size != offset:
+                    self._part.seek(0)
+                    self._part.truncate()
+                elif self._part.tell() != offset:
                     raise HostUnreachable(f"{entry.path}: its partial file changed")
-            size = min(len(left), entry.size - self._part.size)
-            self._part.write(left[:size])
-            self.byte_count += size
-            left = left[size:]
-            if self._part.size < entry.size:
+            while left and self._part.tell() < entry.size:
+                written = self._part.write(left[: entry.size - self._part.tell()])
+                self.byte_count, left = self.byte_count + written, left[written:]
+            if self._part.tell() < entry.size:
                 return
             self._end_file(entry, self._part, is_resumed=offset > 0)
         if left:
             raise HostError(f"{self._agent.host.name}: sent more bytes than it announced")
 
-    def _end_file(self, entry: FileEntry, part: PartialFile, *, is_resumed: bool) -> None:
+    def _end_file(self, entry: FileEntry, part: FileIO, *, is_resumed: bool) -> None:
         """Rename the file into place if it has the listed digest, else delete it, to be requested once more."""
         path, name = self._path(entry), entry.path
-        if part.digest.hexdigest() == entry.sha256:
-            os.fsync(part.file.fileno())
-            os.replace(partial_path(path), path)
-            sync_folder(path.parent)
+        os.fsync(part.fileno())
+        if install_part(partial_path(path), path, (entry.size, entry.sha256)):
             self.transferred.append(name)
-        else:
-            os.unlink(partial_path(path))
-            if name in self._mismatched:
-                raise ChecksumMismatch(f"{name}: its bytes do not match its sha256, twice", remedy="nothing was kept")
-            if not is_resumed:  # a part may be one of an older version
-                self._mismatched.add(name)
+        elif name in self._mismatched:
+            raise ChecksumMismatch(f"{name}: its bytes do not match its sha256, twice", remedy="nothing was kept")
+        elif not is_resumed:  # a part may be one of an older version
+            self._mismatched.add(name)
         self._remaining.pop(0)
         self.close()

@@ -12,12 +12,12 @@ import sys
 from remote.agent.shared.files import (
     CHUNK_BYTES,
     hash_file,
+    install_part,
     is_movable,
     join_inside,
     list_names,
     partial_path,
     read_chunks,
-    sync_folder,
 )
 from remote.agent.shared.wire import InputTruncated, RequestRefused, print_line, read_exactly
 
@@ -80,20 +80,6 @@ def receive(arguments: dict[str, Any]) -> None:
         if not is_whole:
             raise InputTruncated(f"standard input ended inside {wanted['path']}")
         print_line({"path": wanted["path"], "ok": install_part(part, path, (wanted["size"], wanted["sha256"]))})
-
-
-def install_part(part: str, path: str, wanted: tuple[int, str]) -> bool:
-    """Rename `part` to `path` if it has the wanted bytes; return True if `path` has them now."""
-    try:
-        if hash_file(part) != wanted:
-            os.unlink(part)
-            return False
-        os.replace(part, path)
-    except FileNotFoundError:
-        # Two senders of the same bytes share the partial file; the other one finished first.
-        return os.path.isfile(path) and hash_file(path) == wanted
-    sync_folder(os.path.dirname(path))
-    return True
 
 
 def copy_stdin(file: BinaryIO, size: int) -> bool:

@@ -100,6 +100,20 @@ def partial_path(path: AnyPath, tag: str = "") -> str:
     return os.path.join(folder, f".{name}{end}")
 
 
+def install_part(part: str, path: AnyPath, wanted: tuple[int, str]) -> bool:
+    """Rename `part` to `path` if it has the wanted bytes; return True if `path` has them now."""
+    try:
+        if hash_file(part) != wanted:
+            os.unlink(part)
+            return False
+        os.replace(part, path)
+    except FileNotFoundError:
+        # Two senders of the same bytes share the partial file; the other one finished first.
+        return os.path.isfile(path) and hash_file(path) == wanted
+    sync_folder(os.path.dirname(path))
+    return True
+
+
 def list_names(root: AnyPath) -> Iterator[str]:
     """Yield the files below `root` that a transfer moves, in a stable order; none if the folder does not exist."""
 

@@ -7,7 +7,7 @@ import pytest
 
 from remote.hosts.host_protocol import HostError
 from remote.jobs.job import HostRefused
-from remote.jobs.transfer import PartialFile, pull, push
+from remote.jobs.transfer import open_part, pull, push
 from tests.support.hosts.local_fleet import LocalFleet, mounted_tmpfs
 from tests.support.hosts.migration import read_tree, transfer_files, write_random_files
 from tests.support.machines.ssh_client import LOCAL_AND_SSH
@@ -73,10 +73,10 @@ def test_only_requested_files_are_transferred(local: LocalFleet) -> None:
 def test_a_file_that_another_pull_receives_is_refused(local: LocalFleet) -> None:
     source, target = local.folder / "source", local.folder / "target"
     content = write_random_files(source, {"a": 1000})
-    other = PartialFile.open(target / "a")
+    other = open_part(target / "a")
     with pytest.raises(HostError, match=re.escape(str(target / "a"))):
         pull(local.agent(), str(source), target)
-    other.file.close()
+    other.close()
     pull(local.agent(), str(source), target)
     assert read_tree(target) == content
 
