@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Required, TypedDict, TypeVar, Unpack
+from typing import Any, Protocol, Required, TypedDict, TypeVar, Unpack
 
 from bench.records import schema
 from remote.hosts.command import Command
@@ -135,18 +135,23 @@ class FleetRequest:
     kubectl: Any = None
 
 
+@dataclass(frozen=True, kw_only=True)
 class Connector:
-    """A kind of hosts. `remote.hosts.connectors` registers one object of each subclass, which sets every field."""
+    """A kind of hosts, listed in `remote.hosts.connectors`.
 
-    name: ClassVar[str]  # value of fleet.kind
-    is_local: ClassVar[bool]  # its hosts share this machine: files, processors and GPUs
-    is_cluster: ClassVar[bool]  # its hosts are pods of the cluster in the settings, each with a machine of its own
-    silence_sec: ClassVar[float]  # a command to a dead host ends after this much silence
-    max_streams: ClassVar[int]  # hosts followed at a time; further ones are polled in turn
+    `name` is the value of fleet.kind. `is_local`: its hosts share this machine (files, processors and GPUs);
+    `is_cluster`: they are pods of the cluster in the settings, each with a machine of its own. A command to a dead host
+    ends after `silence_sec`. `max_streams` hosts are followed at a time; further ones are polled in turn.
 
-    def make_hosts(self, request: FleetRequest) -> Sequence[Host]:
-        """Make a host for each name. Raises InvalidAddress."""
-        raise NotImplementedError
+    `make_hosts` makes a host for each name. Raises InvalidAddress.
+    """
+
+    name: str
+    is_local: bool
+    is_cluster: bool
+    silence_sec: float
+    max_streams: int
+    make_hosts: Callable[[FleetRequest], Sequence[Host]]
 
 
 def check(host: Host, command: Command, completed: Completed) -> Completed:

@@ -83,15 +83,15 @@ class LocalSection:
     )
 
 
-class LocalConnector(Connector):
-    """Workers on this machine, each with its own folder below `options.folder`."""
+def make_hosts(request: FleetRequest) -> list[LocalHost]:
+    """Make workers on this machine, each with its own folder below `options.folder`."""
+    folder = request.root / expand_user(request.options.folder)
+    existing_path = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing_path.is_dir():
+        raise InvalidAddress(f"fleet.local.folder: {existing_path} is a file", remedy="set it to a folder")
+    return [LocalHost(name=name, workdir=str(folder / name)) for name in request.names]
 
-    name, is_local, is_cluster = "local", True, False
-    silence_sec, max_streams = 0.0, 1024
 
-    def make_hosts(self, request: FleetRequest) -> list[LocalHost]:
-        folder = request.root / expand_user(request.options.folder)
-        existing_path = next(path for path in (folder, *folder.parents) if path.exists())
-        if not existing_path.is_dir():
-            raise InvalidAddress(f"fleet.local.folder: {existing_path} is a file", remedy="set it to a folder")
-        return [LocalHost(name=name, workdir=str(folder / name)) for name in request.names]
+CONNECTOR = Connector(
+    name="local", is_local=True, is_cluster=False, silence_sec=0.0, max_streams=1024, make_hosts=make_hosts
+)

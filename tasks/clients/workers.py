@@ -33,7 +33,7 @@ from remote.hosts.host_protocol import (
     check,
     parse_json,
 )
-from remote.hosts.pods.host import PodConnector, PodHost, PodsSection
+from remote.hosts.pods.host import PodHost, PodsSection, make_hosts
 from remote.hosts.pods.kubectl import ClusterError
 from remote.jobs.job import Agent
 from tasks.clients.target_cluster import print_target, resolve_target, target_identity
@@ -79,7 +79,7 @@ def pod_hosts(target: Target, pods: PodsSection, size: int) -> list[PodHost]:
     """Return the first `size` pods of this cluster and namespace as hosts with the names of workers."""
     names = [f"worker-{index}" for index in range(size)]
     request = FleetRequest(names=names, options=pods, root=Path(), kubectl=kubectl_of(target))
-    return PodConnector().make_hosts(request)
+    return make_hosts(request)
 
 
 def component_hosts(settings: Settings, component: str, *, size: int = 1) -> list[PodHost]:

@@ -341,25 +341,28 @@ class PodsSection:
     threads: int = setting(4, "CPU threads per trial; use the value of cluster.cpu", ge=1, le=256)
 
 
-class PodConnector(Connector):
-    """Pods of an Indexed Job. `options`: `selector`, `container`, `python`, and `scratch`, a folder in the pod."""
+def make_hosts(request: FleetRequest) -> list[PodHost]:
+    """Make a host for each pod of an Indexed Job."""
+    options = request.options
+    pods = PodIndex(request.kubectl, options.selector)
+    return [
+        PodHost(
+            name=name,
+            index=index,
+            pods=pods,
+            workdir=options.scratch,
+            container=options.container,
+            python=(options.python,),
+        )
+        for index, name in enumerate(request.names)
+    ]
 
-    name, is_local, is_cluster = "pods", False, True
-    silence_sec = SILENCE_SEC
-    max_streams = 8  # a stream to a pod is a kubectl process: 51 MiB resident, 15 of them not shared with the others
 
-    def make_hosts(self, request: FleetRequest) -> list[PodHost]:
-        """Make the hosts."""
-        options = request.options
-        pods = PodIndex(request.kubectl, options.selector)
-        return [
-            PodHost(
-                name=name,
-                index=index,
-                pods=pods,
-                workdir=options.scratch,
-                container=options.container,
-                python=(options.python,),
-            )
-            for index, name in enumerate(request.names)
-        ]
+CONNECTOR = Connector(
+    name="pods",
+    is_local=False,
+    is_cluster=True,
+    silence_sec=SILENCE_SEC,
+    max_streams=8,  # a stream to a pod is a kubectl process: 51 MiB resident, 15 of them not shared with the others
+    make_hosts=make_hosts,
+)

@@ -1,14 +1,14 @@
 """Tests of a fleet over a connector that only its registration adds: settings, hosts, plan and trials."""
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import pytest
 from invoke import Context
 
 from bench.records.trial import suite
-from remote.hosts.connectors import CONNECTORS, register
+from remote.hosts.connectors import CONNECTORS
 from remote.hosts.host_protocol import Connector, FleetRequest
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import fleet_hosts, require_same_fleet, run_hosts, worker_groups
@@ -23,22 +23,19 @@ class DummyHost(LocalHost):
     """Host of the dummy connector."""
 
 
-class DummyConnector(Connector):
-    """Hosts that are neither this machine's nor a cluster's, as far as the settings know."""
+def make_hosts(request: FleetRequest) -> list[DummyHost]:
+    assert request.options is None
+    folder = request.root / "dummy"
+    return [DummyHost(name=name, workdir=str(folder / name), python=(sys.executable,)) for name in request.names]
 
-    name, is_local, is_cluster, silence_sec, max_streams = "dummy", False, False, 1.0, 4
 
-    def make_hosts(self, request: FleetRequest) -> list[DummyHost]:
-        assert request.options is None
-        folder = request.root / "dummy"
-        return [DummyHost(name=name, workdir=str(folder / name), python=(sys.executable,)) for name in request.names]
+# Its hosts are neither this machine's nor a cluster's, as far as the settings know.
+DUMMY = Connector(name="dummy", is_local=False, is_cluster=False, silence_sec=1.0, max_streams=4, make_hosts=make_hosts)
 
 
 @pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
-    register(DummyConnector())
-    yield
-    del CONNECTORS["dummy"]
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONNECTORS, "dummy", DUMMY)
 
 
 def test_trials_run_over_the_hosts_of_a_registered_connector(
@@ -52,7 +49,7 @@ def test_trials_run_over_the_hosts_of_a_registered_connector(
     run = new_record(settings, "quick", planned, names, inputs={})
     assert (run.fleet_kind, run.workers) == ("dummy", [host.name for host in hosts])
     assert not run.is_on_one_machine
-    monkeypatch.setattr(DummyConnector, "is_local", True)
+    monkeypatch.setitem(CONNECTORS, "dummy", replace(DUMMY, is_local=True))
     assert new_record(settings, "quick", planned, names, inputs={}).is_on_one_machine
     ((hosts, make_agent, _),) = worker_groups(run, run_hosts(settings, run))
     local.plan("fine one", "fine two", "fine three")
