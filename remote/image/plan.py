@@ -44,14 +44,7 @@ class ModelDamaged(EngineError):
 
 
 class InsufficientSpace(EngineError):
-    """Error raised if a folder has too little space or an unsuitable file system; the message has the remedy.
-
-    `is_engine_disk`: on that disk the engine could free some.
-    """
-
-    def __init__(self, problem: str, *, remedy: str, is_engine_disk: bool = False) -> None:
-        super().__init__(problem, remedy=remedy)
-        self.is_engine_disk = is_engine_disk
+    """Error raised if a folder has too little space or an unsuitable file system; the message has the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,20 +326,19 @@ def _space_needs(
     )
 
 
-def check_free_space(needs: Sequence[SpaceNeed], data_root: str) -> None:
+def check_free_space(plan: BuildPlan) -> None:
     """Check that each disk has enough free space for all its needs. Raises InsufficientSpace."""
     by_device: dict[int, list[SpaceNeed]] = {}
-    for need in needs:
+    for need in plan.needs:
         by_device.setdefault(need.folder.device, []).append(need)
     for device_needs in by_device.values():
         total, free = sum(need.need_bytes for need in device_needs), device_needs[0].folder.free_bytes
         if total > free:
             paths = tuple(dict.fromkeys(need.folder.path for need in device_needs))
-            is_engine_disk = data_root in paths
+            remedy = ": `inv vm.prune`" if plan.data_root in paths else ", or set --tmpdir to another disk"
             raise InsufficientSpace(
                 f"{' and '.join(paths)}: {format_gb(free)} free, this build needs {format_gb(total)}",
-                remedy=f"free some{': `inv vm.prune`' if is_engine_disk else ', or set --tmpdir to another disk'}",
-                is_engine_disk=is_engine_disk,
+                remedy=f"free some{remedy}",
             )
 
 

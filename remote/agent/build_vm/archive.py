@@ -6,7 +6,6 @@ leaves a valid empty archive.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ from subprocess import DEVNULL, PIPE
 from typing import IO, Any, cast
 
 from remote.agent.build_vm.client import MAX_LINE_BYTES, classify_failure, inspect_image
-from remote.agent.build_vm.job import JobLog, report_progress, wrap_os_errors
+from remote.agent.build_vm.job import JobLog, report_progress
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.files import hash_file
 from remote.agent.shared.secure_dir import check_trusted
@@ -28,20 +27,12 @@ COMPRESSORS = (
     ("pigz", ("-c",), ".tar.gz"),
     ("gzip", ("-c",), ".tar.gz"),
 )
-IMAGE_COMMENT = "# image "  # sha256sum --check ignores such lines
-MAX_CHECKSUM_FILE_BYTES = 4096
 
 
 def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
-    with wrap_os_errors(job["path"]):
-        return archive(job_log, job)
-
-
-def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
-    """Save the image into the folder `path`, unless it has an intact archive of this image with its checksum."""
-    docker, image_id = job["docker"], job["image_id"]
-    image = inspect_image(docker, job["image"])
-    if image is None or image["Id"] != image_id:
+    """Save the image into the folder `path`."""
+    docker, image = job["docker"], inspect_image(job["docker"], job["image"])
+    if image is None or image["Id"] != job["image_id"]:
         raise VmAgentError("changed", f"{job['image']} was removed or rebuilt after this command started")
     name, options, suffix = next(entry for entry in COMPRESSORS if shutil.which(entry[0]))
     path = Path(job["path"], re.sub(r"[^A-Za-z0-9._-]", "-", job["image"]) + suffix)
@@ -49,14 +40,6 @@ def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     part, checksum_part = (target.with_name(f".{target.name}.part") for target in (path, checksum))
     path.parent.mkdir(parents=True, exist_ok=True)
     check_trusted(path.parent)
-    for target in (path, checksum, part, checksum_part):
-        with contextlib.suppress(FileNotFoundError):
-            check_trusted(target)
-    if path.is_file() and checksum.is_file():
-        job_log.add(f"{path}: exists; verifying it", "archive")
-        if read_checksum(checksum) == (hash_file(path)[1], image_id):
-            job_log.add(f"{path}: already has this image")
-            return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": image_id, "compressor": None}
     checksum.unlink(missing_ok=True)
     job_log.add(f"docker save {job['image']} | {name} > {path}", "archive")
     try:
@@ -68,18 +51,10 @@ def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     finally:
         part.unlink(missing_ok=True)
     with create_file(checksum_part) as file:
-        file.write(f"{digest}  {path.name}\n{IMAGE_COMMENT}{image_id}\n".encode())
+        file.write(f"{digest}  {path.name}\n".encode())
     os.replace(checksum_part, checksum)
     job_log.add(f"{path}: {path.stat().st_size / 1e9:.2f} GB, sha256 {digest}", "archive")
-    return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": image_id, "compressor": name}
-
-
-def read_checksum(path: Path) -> tuple[str | None, str | None]:
-    """Read the archive's sha256 and its image id from a checksum file; None for a missing value."""
-    with path.open("rb") as file:
-        text = file.read(MAX_CHECKSUM_FILE_BYTES).decode(errors="replace")
-    digest, image = re.search(r"^([0-9a-f]{64})  ", text), re.search(rf"^{IMAGE_COMMENT}(\S+)$", text, re.MULTILINE)
-    return (digest[1] if digest else None, image[1] if image else None)
+    return {"path": str(path), "size_bytes": path.stat().st_size, "compressor": name}
 
 
 def create_file(path: Path) -> IO[bytes]:
