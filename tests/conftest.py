@@ -22,9 +22,8 @@ os.environ.setdefault("GOMEMLIMIT", "256MiB")
 os.environ.pop("COLUMNS", None)
 # Collecting the tests creates half a million objects and no garbage: saves 1.4 s of processor time in each worker.
 gc.disable()
-# The build VM's tests are two units, so that two workers share them: a VM takes 10 s.
+# The build VM's tests are one unit: a VM with its first build takes half a minute.
 BUILD_VM_TESTS = "tests/system/image/"
-BUILD_TESTS = (f"{BUILD_VM_TESTS}test_inv_build.py", f"{BUILD_VM_TESTS}test_inv_image.py")
 # These import the training stack: 2.8 s of processor time in each worker that runs one of them. In one unit they would
 # be the last to end.
 STACK = "tests/unit/bench/"
@@ -79,8 +78,6 @@ def unit_of(nodeid: str) -> str:
     for folders in STACK_UNITS:
         if file.startswith(tuple(f"{STACK}{folder}/" for folder in folders)):
             return f"{STACK}{folders[0]}"
-    if file in BUILD_TESTS:
-        return BUILD_TESTS[0]
     return BUILD_VM_TESTS if file.startswith(BUILD_VM_TESTS) else file
 
 

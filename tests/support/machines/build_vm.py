@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import re
 import secrets
 import shutil
@@ -287,22 +288,21 @@ class BuildVm:
         with (self.project / "bench" / "machine" / "gpu_specs.py").open("a") as file:
             file.write(f"# {text}\n")
 
-    def put_model(self) -> Path:
-        """Fetch a model of two shards and small files from a cache on the VM. Returns its folder."""
-        folder = Path(self.tmpdir, "qlora-fleet", "models", MODEL.replace("/", "--"))
-        shutil.rmtree(folder, ignore_errors=True)  # left by an earlier test on this VM
+    def put_model(self) -> None:
+        """Fetch a model of two shards and small files, always the same, from a cache on the VM, unless it is there."""
+        if Path(self.tmpdir, "qlora-fleet", "models", MODEL.replace("/", "--")).exists():
+            return
         snapshot = Path(self.tmpdir, "cache", f"models--{MODEL.replace('/', '--')}", "snapshots", "0" * 40)
         snapshot.mkdir(parents=True, exist_ok=True)
         shards = [f"model-{number:05d}-of-00002.safetensors" for number in (1, 2)]
         for name in shards:
-            (snapshot / name).write_bytes(os.urandom(1_000_000))
+            (snapshot / name).write_bytes(random.Random(name).randbytes(1_000_000))
         (snapshot / "config.json").write_text("{}")
         (snapshot / "model.safetensors.index.json").write_text(
             json.dumps({"weight_map": dict(zip("ab", shards, strict=True))})
         )
         self.chown_to_user(Path(self.tmpdir))
         self.inv("model.fetch", "--model", MODEL, "--cache", f"{self.tmpdir}/cache")
-        return folder
 
     def chown_to_user(self, path: Path) -> None:
         self.vm.run("chown", "-R", USER, str(path))

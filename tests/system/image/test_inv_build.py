@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hosts.local_fleet import wait_for_line
-from tests.support.machines.build_vm import MODEL, BuildVm
+from tests.support.machines.build_vm import MODEL, NAMESPACE, REGISTRY, BuildVm
 from tests.support.machines.network import USER
 
 pytestmark = pytest.mark.timeout(600)
@@ -36,6 +36,7 @@ def test_a_dry_run_changes_nothing_and_the_projects_own_dockerfile_is_built_over
     assert f"--tmpdir {build_vm.tmpdir} (" in done.stdout
     assert "overlay2" in done.stdout
     assert " build --progress=plain " in done.stdout
+    assert "--tmpdir /nowhere: " in build_vm.inv_refused("build", "--dry-run", "--tmpdir", "/nowhere")
     assert snapshot() == before
     logins = build_vm.network.vm_sshd.logins()
     done = build_vm.inv("build")
@@ -82,25 +83,29 @@ def test_a_build_that_was_stopped_or_whose_engine_was_killed_can_be_tried_again(
     assert "is built" in build_vm.inv("build").stdout
 
 
-def test_weights_have_their_own_layers_which_an_edit_and_a_complete_rebuild_do_not_change(build_vm: BuildVm) -> None:
-    folder = build_vm.put_model()
+def test_weights_have_their_own_layers_which_a_rebuild_after_a_prune_does_not_change(build_vm: BuildVm) -> None:
+    build_vm.put_model()
     flags = build_vm.model_flags(MODEL)
-    shard = folder / "model-00002-of-00002.safetensors"
-    content = shard.read_bytes()
-    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    done = build_vm.inv(*flags, "build", code=4)
-    assert f"{shard}: its sha256 " in done.stderr
-    assert "`inv model.fetch`" in done.stderr
-    shard.write_bytes(content)
     build_vm.inv(*flags, "build")
-    before = build_vm.layers(IMAGE)
+    old, before = image_id(build_vm), build_vm.layers(IMAGE)
     history = build_vm.docker(
         "history", "--format", "{{.Size}} {{.CreatedBy}}", "--no-trunc", IMAGE
     ).stdout.splitlines()
     weights = [line for line in history if "ADD model[s]/" in line and not line.startswith("0B")]
     assert len(weights) == 3  # two shards, and the small files
-    # A complete rebuild, as after a new base or a pruned cache: weights and stack have the same digests.
-    build_vm.docker("builder", "prune", "--all", "--force")
+    build_vm.docker("tag", old, f"{REGISTRY}/{NAMESPACE}/qlora-fleet:old")
+    build_vm.edit_bench("a new image")
+    build_vm.inv(*flags, "build")
+    planned = json.loads(build_vm.inv("vm.prune", "--dry-run", "--json").stdout)
+    assert old in planned["old_images"]
+    assert planned["unused_cache_bytes"] > 0
+    assert "nothing was removed; pass --yes" in build_vm.inv("vm.prune", code=4).stderr
+    assert "freed " in build_vm.inv("vm.prune", "--yes").stdout
+    assert build_vm.docker("image", "inspect", old, check=False).returncode != 0
+    left = json.loads(build_vm.inv("vm.prune", "--dry-run", "--json").stdout)
+    assert (left["old_images"], left["unused_cache_bytes"]) == ({}, 0)
+    build_vm.docker("image", "inspect", IMAGE, "standin:base")
+    # A complete rebuild, as after a new base: weights and stack have the same digests.
     build_vm.edit_bench("a complete rebuild")
     build_vm.inv(*flags, "build")
     rebuilt = build_vm.layers(IMAGE)
@@ -118,28 +123,13 @@ def test_a_failed_step_is_reported_by_its_last_output_line_and_its_log_is_copied
     assert "nosuchpackage" in log.read_text()
 
 
-def test_a_vm_that_cannot_build_is_refused_with_a_remedy(build_vm: BuildVm) -> None:
-    build_vm.inv("build")
-    assert "--tmpdir /nowhere: " in build_vm.inv_refused("build", "--dry-run", "--tmpdir", "/nowhere")
-    build_vm.edit_bench("a small disk, and no right to use the engine")
-    build_vm.vm.mount_small_disk("/mnt/small", megabytes=40, owner=USER)
-    assert "/mnt/small: 0.0 GB free" in build_vm.inv_refused("build", "--tmpdir", "/mnt/small")
-    build_vm.set_docker_group()
-    assert "sudo usermod -aG docker $USER" in build_vm.inv_refused("build")
-
-
 def test_a_tmpdir_that_fills_up_during_a_build_leaves_no_partial_files_that_are_used(build_vm: BuildVm) -> None:
     build_vm.vm.mount_small_disk("/mnt/share", megabytes=700, owner=USER)
     filler_bytes = "$(($(stat -f -c '%a*%S' /mnt/share) - 100000))"
-    client = build_vm.gated_client("tiny/json", after=f"fallocate -l {filler_bytes} /mnt/share/filler", is_open=True)
-    build_vm.edit_bench("a full share")
-    # The engine is queried before the disks, so the disk is full by then: refused before anything is sent.
-    refused = build_vm.inv_refused("build", "--tmpdir", "/mnt/share", IMAGE_CLIENT=client)
-    assert "/mnt/share: 0.0 GB free" in refused
-    build_vm.vm.run("rm", "/mnt/share/filler")
     client = build_vm.gated_client(
         "base/json", after=f"[ -e /mnt/share/x ] || fallocate -l {filler_bytes} /mnt/share/x", is_open=True
     )
+    build_vm.edit_bench("a full share")
     done = build_vm.inv("build", "--tmpdir", "/mnt/share", code=3, IMAGE_CLIENT=client)
     assert "No space left on device" in done.stderr
     assert "`inv build --tmpdir /mnt/share`" in done.stderr
