@@ -91,33 +91,25 @@ def test_the_end_marker_is_written_after_all_the_commands_processes_are_gone(job
 
 
 @pytest.mark.parametrize("folder", [None, "else where"])
+@pytest.mark.parametrize("name", ['it\'s a "$HOME" of\nsörts', "-n"])
 def test_a_job_has_its_folder_environment_and_files_and_logs_its_output(
-    local: LocalFleet, job: Job, folder: str | None
+    local: LocalFleet, name: str, folder: str | None
 ) -> None:
-    script = 'pwd; echo "$GREETING"; cat "$0/trial.json"; echo oops >&2'
+    job, script = job_in(local, name, slot=True), 'pwd; echo "$GREETING"; cat "$0/trial.json"; echo oops >&2'
     if folder is not None:
         folder = str(local.folder / folder)
         Path(folder).mkdir()
     command = Command(argv=("sh", "-c", script, job.folder), environment={"GREETING": "it's me"}, folder=folder)
     job.start(JobSpec(command=command, deadline_sec=60.0, files={"trial.json": "{}\n"}))
     ended(job)
-    assert job.log_tail() == [folder or job.folder, "it's me", "{}", "oops"]
-
-
-@pytest.mark.parametrize("name", ['it\'s a "$HOME" of\nsörts', "-n"])
-def test_job_folders_may_have_odd_names(local: LocalFleet, name: str) -> None:
-    job = job_in(local, name, slot=True)
-    job.start(shell("echo here > mark"))
-    assert ended(job).exit_code == 0
-    assert job_file(job, "mark").read_text() == "here\n"
+    assert job.log_tail() == [*(folder or job.folder).splitlines(), "it's me", "{}", "oops"]
 
 
 # --- the process that started it --------------------------------------------------------------------------------------
 
 
 @LOCAL_AND_SSH
-@pytest.mark.parametrize("whole_group", [False, True])
-def test_a_job_outlives_the_process_that_started_it(local: LocalFleet, job: Job, whole_group: bool) -> None:
+def test_a_job_outlives_the_process_group_that_started_it(local: LocalFleet, job: Job) -> None:
     script = f"""
 import sys; sys.path.insert(0, {str(ROOT)!r})
 from tests.faults.jobs.test_job_faults import LocalFleet, job_in, shell
@@ -132,7 +124,7 @@ sys.stdin.read()
     with starter:
         assert starter.stdout is not None
         assert starter.stdout.readline() == b"started\n"
-        (os.killpg if whole_group else os.kill)(starter.pid, signal.SIGKILL)
+        os.killpg(starter.pid, signal.SIGKILL)
         starter.wait(PATIENCE_SEC)
     assert job.status().state is JobState.RUNNING
     job_file(job, "go").touch()
@@ -180,12 +172,11 @@ def are_started(job: Job) -> bool:
 
 def test_at_its_deadline_a_job_gets_sigterm_and_may_choose_its_exit_code(job: Job) -> None:
     # Long enough for a busy machine to start the shell, which has to set its trap first.
-    job.start(shell("trap 'exit 5' TERM; while :; do sleep 0.02; done", deadline_sec=2.0))
+    job.start(shell("trap 'exit 5' TERM; while :; do sleep 0.02; done", deadline_sec=1.0))
     status = ended(job)
     assert (status.why, status.exit_code) == ("deadline", 5)
 
 
-@LOCAL_AND_SSH
 def test_a_job_that_ignores_its_deadline_is_killed_with_all_its_descendants(job: Job) -> None:
     job.start(python(IGNORES_SIGNALS, deadline_sec=3.0, grace_sec=0.2))
     status = ended(job)
@@ -199,15 +190,6 @@ def test_cancel_interrupts_first(job: Job) -> None:
     wait_for(job_file(job, "up").exists, "the traps")
     status = job.cancel()
     assert (status.state, status.why, status.exit_code) == (JobState.ENDED, "cancelled", 42)
-
-
-@LOCAL_AND_SSH
-def test_cancel_kills_a_job_that_ignores_signals_with_all_its_descendants(job: Job) -> None:
-    job.start(python(IGNORES_SIGNALS, grace_sec=0.1))
-    wait_for(lambda: are_started(job), "four processes that ignore signals")
-    status = job.cancel()
-    assert (status.why, status.signal) == ("cancelled", 9)
-    assert processes_under(Path(job.folder)) == {}
 
 
 def test_a_termination_by_the_host_is_not_a_cancel(job: Job) -> None:
@@ -242,7 +224,6 @@ def test_a_job_cancelled_while_it_waits_for_the_slot_never_starts(local: LocalFl
 # --- once, and one at a time ------------------------------------------------------------------------------------------
 
 
-@LOCAL_AND_SSH
 def test_eight_starters_at_once_run_it_once(local: LocalFleet, job: Job) -> None:
     script = f"echo ran >> {shlex.quote(str(local.folder))}/ran; {UNTIL_GO}"
     ready = threading.Barrier(8)
@@ -344,7 +325,6 @@ def test_a_job_that_cannot_be_created_is_refused_with_the_reason(local: LocalFle
     assert Job(agent, f"{agent.host.workdir}/job").status().state is JobState.ABSENT
 
 
-@LOCAL_AND_SSH
 def test_a_truncated_program_is_not_installed(local: LocalFleet) -> None:
     class Short(CuttableHost):
         def run(self, command, *, stdin=None, **rest):  # type: ignore[no-untyped-def]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts.host_protocol import HostKeyRefused, HostUnreachable, InvalidAddress, LoginRefused
+from remote.hosts.host_protocol import HostKeyRefused, LoginRefused
 from tests.support.machines.network import BASTION, FAR_VM, VM, Network
 from tests.support.machines.ssh_tools import from_laptop, run
 from tests.support.machines.sshd import keygen, running_agent
@@ -66,15 +66,6 @@ def test_more_commands_at_once_than_the_server_has_sessions_wait_for_one(network
     assert exit_codes == [0] * 24
 
 
-def test_an_invalid_or_missing_configuration_is_an_invalid_address(network: Network) -> None:
-    network.write_config("Nonsense yes")
-    with from_laptop(network) as host, pytest.raises(InvalidAddress, match=r"ssh_config.*nonsense"):
-        run(host, "true")
-    network.ssh_config.unlink()
-    with from_laptop(network) as host, pytest.raises(InvalidAddress, match=str(network.ssh_config)):
-        run(host, "true")
-
-
 # --- host keys --------------------------------------------------------------------------------------------------------
 
 
@@ -105,9 +96,8 @@ def test_a_changed_host_key_is_refused_with_both_fingerprints(network: Network) 
         assert run(host, "hostname").stdout == b"vm\n"
 
 
-@pytest.mark.parametrize("loose", ["StrictHostKeyChecking no", "StrictHostKeyChecking accept-new"])
-def test_a_jump_host_is_checked_strictly_with_any_configuration(network: Network, loose: str) -> None:
-    network.write_config("Host *", f" {loose}")
+def test_a_jump_host_is_checked_strictly_with_any_configuration(network: Network) -> None:
+    network.write_config("Host *", " StrictHostKeyChecking no")
     network.known_hosts.write_text(network.vm_sshd.known_hosts_line(FAR_VM))
     attempts = network.bastion_sshd.attempts()
     with from_laptop(network, "far-vm") as host, pytest.raises(HostKeyRefused, match=r"^bastion "):
@@ -153,10 +143,3 @@ def test_the_agent_is_used_for_a_configured_key_with_a_passphrase(
         network.ssh_config.write_text(text)
         with from_laptop(network) as host:
             assert run(host, "whoami").stdout == b"ubuntu\n"
-
-
-def test_a_machine_behind_a_jump_host_that_is_off_is_said_to_be_behind_it(network: Network) -> None:
-    network.write_config(f"Host gone\n HostName {FAR_VM}\n Port 9\n ProxyJump bastion")
-    expected_error = pytest.raises(HostUnreachable, match="jump host before it cannot connect")
-    with from_laptop(network, "gone") as host, expected_error:
-        run(host, "true")

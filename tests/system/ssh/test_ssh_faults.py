@@ -51,8 +51,7 @@ def sleeper(number: int) -> str:
 # --- cut --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["down", "drop"])
-@pytest.mark.parametrize("route", ["vm", "far-vm"])
+@pytest.mark.parametrize(("route", "how"), [("vm", "down"), ("vm", "drop"), ("far-vm", "drop")])
 def test_a_link_cut_during_a_command_is_an_error_and_the_next_command_reconnects(
     network: Network, monkeypatch: pytest.MonkeyPatch, route: str, how: str
 ) -> None:
@@ -82,16 +81,15 @@ def test_a_command_with_a_lost_link_ends_at_its_deadline_on_the_host(
         wait_for(lambda: not is_running_on_vm(network, sleeper(1)), "its end on the host")
 
 
-@pytest.mark.parametrize("how", ["down", "drop"])
 def test_a_job_is_followed_to_its_end_over_a_link_that_is_cut(
-    network: Network, monkeypatch: pytest.MonkeyPatch, how: str
+    network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_timeouts(monkeypatch)
     with from_laptop(network) as host:
-        job = Job(Agent(host), f"{host.workdir}/cut-{how}")
+        job = Job(Agent(host), f"{host.workdir}/cut")
         script = "echo once >> runs; until [ -e go ]; do sleep 0.05; done; exit 7"
         job.start(JobSpec(command=Command(argv=("sh", "-c", script)), deadline_sec=PATIENCE_SEC))
-        network.cable.cut(how)  # type: ignore[arg-type]
+        network.cable.cut("drop")
         with pytest.raises((HostUnreachable, CommandTimedOut)):
             job.watch(lambda _: None, interval_sec=0.1)
         Path(job.folder, "go").touch()
@@ -178,7 +176,6 @@ WELCOME = "echo 'Welcome to this machine'\n"
         ("/bin/bash", ".bashrc", f"{WELCOME}echo 'mind the step' >&2\numask 000\n"),
         ("/bin/dash", ".profile", ""),
         ("/bin/csh", ".cshrc", f"{WELCOME}set path = (/usr/bin /bin)\numask 000\n"),
-        ("/bin/tcsh", ".tcshrc", WELCOME),
         ("/bin/zsh", ".zshenv", WELCOME),
         ("/usr/bin/fish", ".config/fish/config.fish", WELCOME),
     ],
@@ -202,7 +199,6 @@ def test_neither_the_login_shell_nor_the_output_of_its_start_files_affects_a_com
     ("text", "token"),
     [
         ("read line", "255"),
-        ("cat > /dev/null", "255"),
         ("exec zsh", "255"),
         ("exec tcsh", "255"),
         ("echo 'your password has expired' >&2; exit 1", "1 .*: your password has expired"),

@@ -56,9 +56,13 @@ def test_a_configuration_in_another_encoding_is_read(tmp_path: Path) -> None:
     assert [os.fsencode(file) for file in hop.identity_files] == [b"/keys/schl\xfcssel"]
 
 
-def test_a_circular_proxy_jump_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidAddress, match="ProxyJump"):
-        resolve(tmp_path, "Host vm\n ProxyJump a\nHost a\n ProxyJump vm\n")
+@pytest.mark.parametrize(
+    ("config", "token"),
+    [("Host vm\n ProxyJump a\nHost a\n ProxyJump vm\n", "ProxyJump"), ("Nonsense yes\n", "user config.*nonsense")],
+)
+def test_an_invalid_configuration_is_refused(tmp_path: Path, config: str, token: str) -> None:
+    with pytest.raises(InvalidAddress, match=token):
+        resolve(tmp_path, config)
 
 
 @pytest.mark.parametrize("host", ["", "-oProxyCommand=x", "a b", "a\n"])
