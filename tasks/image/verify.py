@@ -44,7 +44,12 @@ def verify_image(context: Context, *, dry_run: bool = False) -> CommandResult:
     if not report["device"]["visible"] and not build_profiles.selected_profile(settings).runs_on_cpu:
         print("  no GPU here, and this profile trains only on a GPU: its trial does not count")
         problems = [problem for problem in problems if not problem.startswith(_TRIAL)]
-    return finish(name, report, problems)
+    shown = [f"  WRONG: {line}" for line in problems] or [f"{name}: intact"]
+    return CommandResult(
+        data={"image": name, "report": report, "problems": problems},
+        show=lambda: print(*map(escape_controls, shown), sep="\n"),
+        failure=problem_error(name, problems) if problems else None,
+    )
 
 
 def evaluate(name: str, output: str, expected_models: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
@@ -103,13 +108,3 @@ def problem_error(name: str, problems: list[str]) -> TaskFailed:
     if any(line.startswith("model") for line in problems):
         return ConfirmationRequired(summary, remedy="`inv build --force` rebuilds it from verified weights")
     return TaskFailed(summary)
-
-
-def finish(name: str, report: dict[str, Any], problems: list[str]) -> CommandResult:
-    """Return the report, with the problems as an error."""
-    lines = [f"  WRONG: {line}" for line in problems] or [f"{name}: intact"]
-    return CommandResult(
-        data={"image": name, "report": report, "problems": problems},
-        show=lambda: print(*map(escape_controls, lines), sep="\n"),
-        failure=problem_error(name, problems) if problems else None,
-    )
