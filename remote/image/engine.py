@@ -9,7 +9,6 @@ save, load and pull unpack in its subfolder tmp, or in DOCKER_TMPDIR of the engi
 
 import contextlib
 import json
-import os
 import re
 import shlex
 import socket
@@ -45,24 +44,6 @@ class EngineError(HostError):
 
 class EngineDown(EngineError):
     """Error raised if the engine does not respond; it may be starting."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Client:
-    """The engine's client on the VM: its program, and the engine's address if not the default."""
-
-    program: str = "docker"
-    address: str | None = None
-
-    def to_job(self) -> dict[str, Any]:
-        """Return the fields of a job's request that its programs need to run the client."""
-        return {"docker": [self.program], "environment": self.environment}
-
-    @property
-    def environment(self) -> dict[str, str]:
-        # 18.09 to 22.06 build without BuildKit by default; newer clients add an attestation to every build.
-        buildkit = {"DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
-        return {**buildkit, **({"DOCKER_HOST": self.address} if self.address is not None else {})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +123,8 @@ def _sdk() -> Any:
 
 
 @contextlib.contextmanager
-def connect(host: Host, client: Client) -> Iterator["Engine"]:
-    """Connect to the engine of `host`.
+def connect(host: Host, client: str) -> Iterator["Engine"]:
+    """Connect to the engine of `host` that `client` finds, Docker's program or another one's path.
 
     Raises EngineError if it is missing, not Docker's or not accessible to this user, EngineDown, and HostError.
     """
@@ -186,7 +167,7 @@ def _open_api(path: str, version: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _dialled_socket(host: Host, client: Client, failures: list[HostError]) -> Iterator[str]:
+def _dialled_socket(host: Host, client: str, failures: list[HostError]) -> Iterator[str]:
     """Listen on a Unix socket in a private folder; each connection to it is one `docker system dial-stdio`."""
     with tempfile.TemporaryDirectory(prefix="qlora-fleet-") as folder, socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{folder}/socket")
@@ -205,10 +186,10 @@ def _dialled_socket(host: Host, client: Client, failures: list[HostError]) -> It
             server.shutdown(socket.SHUT_RDWR)  # ends `accept`
 
 
-def _serve(host: Host, client: Client, peer: socket.socket, failures: list[HostError]) -> None:
+def _serve(host: Host, client: str, peer: socket.socket, failures: list[HostError]) -> None:
     """Run the client with a connection as its standard streams; a failure is recorded before the connection ends."""
-    dial = Command(argv=(client.program, "system", "dial-stdio"), environment=client.environment)
-    marked = Command(argv=("sh", "-c", _MARK_SCRIPT, *dial.argv), environment=dial.environment)
+    dial = Command(argv=(client, "system", "dial-stdio"))
+    marked = Command(argv=("sh", "-c", _MARK_SCRIPT, *dial.argv))
     received_bytes = 0
 
     def forward(chunk: bytes) -> None:
@@ -224,10 +205,8 @@ def _serve(host: Host, client: Client, peer: socket.socket, failures: list[HostE
     with peer, peer.makefile("rb", buffering=0) as stdin:
         try:
             if isinstance(host, LocalHost):
-                environment, stream = {**os.environ, **dial.environment}, peer.fileno()
-                done = subprocess.run(
-                    dial.argv, stdin=stream, stdout=stream, stderr=subprocess.PIPE, check=False, env=environment
-                )
+                stream = peer.fileno()
+                done = subprocess.run(dial.argv, stdin=stream, stdout=stream, stderr=subprocess.PIPE, check=False)
                 completed = Completed(exit_code=done.returncode, stderr=done.stderr)
             else:
                 completed = host.run(marked, stdin=stdin, on_stdout=forward, timeout_sec=_CONNECTION_TIMEOUT_SEC)
@@ -245,13 +224,13 @@ def _serve(host: Host, client: Client, peer: socket.socket, failures: list[HostE
 class Engine:
     """A connected engine. All methods raise EngineError and HostError, through `connect`."""
 
-    def __init__(self, host: Host, client: Client, api: Any) -> None:
+    def __init__(self, host: Host, client: str, api: Any) -> None:
         self._host, self._client, self._api = host, client, api
 
     def observe(self) -> EngineFacts:
         """Return what a build depends on. Raises EngineError if there is no BuildKit."""
-        name, program = self._host.name, self._client.program
-        command = Command(argv=("sh", "-c", _BUILDX_SCRIPT, program), environment=self._client.environment)
+        name, program = self._host.name, self._client
+        command = Command(argv=("sh", "-c", _BUILDX_SCRIPT, program))
         output = self._host.run(command, timeout_sec=_TIMEOUT_SEC).stdout.decode(errors="replace")
         client_version = re.search(r"Docker version ([^,]*)", output)  # without the plugin buildx
         # From 23.0 the client builds through a plugin, which distributions package separately.
@@ -341,25 +320,25 @@ class Engine:
         return freed_bytes + int(self._api.prune_builds(all=True).get("SpaceReclaimed") or 0)
 
 
-def _not_docker(host: Host, client: Client) -> EngineError:
+def _not_docker(host: Host, client: str) -> EngineError:
     return EngineError(
-        f"{host.name}: {client.program} is not connected to a Docker engine (podman installed as docker?)",
+        f"{host.name}: {client} is not connected to a Docker engine (podman installed as docker?)",
         remedy="install Docker on the VM, or set image.client to its client",
     )
 
 
-def to_engine_error(host: Host, client: Client, command: Command, completed: Completed) -> EngineError:
+def to_engine_error(host: Host, client: str, command: Command, completed: Completed) -> EngineError:
     """Build the error for a failed client command, with the remedy if the cause is known."""
     stderr = completed.stderr.decode(errors="replace").strip()
     if completed.exit_code == 127:
         return EngineError(
-            f"{host.name}: {client.program}: not found",
+            f"{host.name}: {client}: not found",
             remedy="install Docker there (`apt-get install docker.io`), set "
             "image.client to its client, or set build.host to a VM that has it",
         )
     if "podman" in stderr.lower():
         return _not_docker(host, client)
-    if (access_error := engine_access_error(stderr, client.address)) is not None:
+    if (access_error := engine_access_error(stderr)) is not None:
         error_class = EngineDown if access_error.kind == "transient" else EngineError
         return error_class(f"{host.name}: {access_error.problem}", remedy=access_error.remedy)
     return EngineError(f"{host.name}: exit {completed.exit_code}: {command.brief()}: {command.tail(stderr, lines=2)}")

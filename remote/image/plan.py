@@ -16,7 +16,7 @@ from bench.records import schema
 from bench.records.units import format_gb
 from bench.records.version import VERSION
 from remote.image.context import CodeFile, ContextError, ModelFolder, PackedShard, assign_slots, digest_of_code
-from remote.image.engine import Client, DiskInfo, EngineError, EngineFacts, FolderInfo
+from remote.image.engine import DiskInfo, EngineError, EngineFacts, FolderInfo
 from remote.image.settings import ImageSection
 from remote.image.vm_jobs import workdir_path
 from remote.jobs.transfer import FileEntry
@@ -76,10 +76,6 @@ class ImageSpec:
     git_sha: str = ""
 
     @property
-    def client(self) -> Client:
-        return Client(program=self.section.client, address=self.section.engine)
-
-    @property
     def lock_digest(self) -> str:
         lock_path = f"image/locks/{self.profile.name}.txt"
         return next(file.sha256 for file in self.code if file.path == lock_path)
@@ -130,7 +126,6 @@ class BuildPlan:
     image: str
     digest: str
     argv: tuple[str, ...]
-    environment: Mapping[str, str]
     base: str
     code_folder: str
     code: tuple[tuple[str, str], ...]
@@ -186,7 +181,6 @@ def plan(
         image=spec.image,
         digest=labels[BUILD_LABEL],
         argv=_build_argv(spec, labels),
-        environment=spec.client.environment,
         base=spec.profile.base,
         code_folder=f"{spec.workdir}/code/{digest_of_code(spec.code)[:16]}",
         code=tuple((file.path, file.sha256) for file in spec.code),
@@ -262,7 +256,7 @@ def _build_argv(spec: ImageSpec, labels: Mapping[str, str]) -> tuple[str, ...]:
     }
     return (
         # The job writes the verified Dockerfile to standard input.
-        *(spec.client.program, "build", "--progress=plain", "--file", "-"),
+        *(spec.section.client, "build", "--progress=plain", "--file", "-"),
         *("--target", spec.section.target, "--tag", spec.image, "--network", spec.section.network),
         *(word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")),
         *(word for name, value in labels.items() for word in ("--label", f"{name}={value}")),

@@ -42,9 +42,6 @@ class ImageSection:
     client: str = setting(
         "docker", "container engine's client on the VM; a path if another program of that name comes first on PATH"
     )
-    engine: str | None = setting(
-        None, "container engine's address, e.g. unix:///run/user/1000/docker.sock; null: the client's default"
-    )
     torch: str = setting(
         "wheel",
         "wheel: the wheel in the lock; source: built for image.gpu_archs only; takes hours, 40 GB",

@@ -25,7 +25,6 @@ from tasks.clients.target_cluster import known_provider, place_pods, resolve_tar
 from tasks.cluster.node_list import node_reports
 from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error
-from tasks.image.build import engine_client
 from tasks.settings.layers import Settings
 
 T = TypeVar("T")
@@ -125,7 +124,7 @@ class CheckContext:
         self.machine.get_or_skip()
 
         def observe(host: Host) -> EngineFacts:
-            with engine.connect(host, engine_client(self.settings)) as vm_engine:
+            with engine.connect(host, self.settings.image.client) as vm_engine:
                 return vm_engine.observe()
 
         return self.on_vm(observe)

@@ -18,7 +18,7 @@ from remote.hosts.local import run_git
 from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
 from remote.image.context import code_files
-from remote.image.engine import Client, EngineImage
+from remote.image.engine import EngineImage
 from remote.image.plan import BuildPlan, ImageSpec
 from remote.jobs import transfer
 from remote.jobs.job import Agent
@@ -64,7 +64,7 @@ def build_image(
 def plan_build(spec: ImageSpec, host: Host, *, force: bool = False) -> BuildPlan | EngineImage:
     """Plan the build, or return the image if it is up to date and not `force`. Raises the errors of `build_vm`."""
     vm_jobs.claim(host, spec.workdir, create=False)  # refuse another user's folder before reading it
-    with engine.connect(host, spec.client) as vm_engine:
+    with engine.connect(host, spec.section.client) as vm_engine:
         image = vm_engine.find_image(spec.image)
         labels = {} if image is None else image.labels
         disks = engine.disk_info(host, (spec.tmpdir,), spec.model_folders())
@@ -104,10 +104,6 @@ def image_spec(settings: Settings, tmp_folder: str) -> ImageSpec:
         index_url=checked_index_url(settings),
         git_sha=_git_sha(settings.root),
     )
-
-
-def engine_client(settings: Settings) -> Client:
-    return Client(program=settings.image.client, address=settings.image.engine)
 
 
 def _document(plan: BuildPlan) -> dict[str, Any]:

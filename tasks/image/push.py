@@ -28,7 +28,7 @@ from tasks.clients.registry import configured_image, registry_refusals
 from tasks.clients.secrets import encoded_login, registry_password
 from tasks.errors import UsageError, results_write_errors
 from tasks.image import build_profiles, vm_work
-from tasks.image.build import engine_client, image_spec
+from tasks.image.build import image_spec
 from tasks.settings.layers import Settings, load
 
 
@@ -45,7 +45,7 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
         return plan_result([f"{name} -> {target} as {user}"], image=name, target=str(target), user=user)
     with build_vm(settings, command) as host:
         spec = image_spec(settings, host.workdir)
-        with engine.connect(host, spec.client) as vm_engine:
+        with engine.connect(host, spec.section.client) as vm_engine:
             image = vm_engine.image(spec.image)
         if is_outdated(spec, image.labels):
             problem = f"{spec.image} on {host.name} is outdated: files, models or settings changed since it was built"
@@ -69,7 +69,7 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
 def plan_push(settings: Settings, target: Reference, user: str, image: EngineImage, command: str) -> VmWork:
     """Plan the job that pushes `image`, without the login."""
     document = {
-        **engine_client(settings).to_job(),
+        "docker": [settings.image.client],
         "image_id": image.image_id,
         "host": target.host,
         "path": target.path,

@@ -1,6 +1,5 @@
 """`inv image.verify`: check on the build VM that an image is intact and that a trial runs in it, without a network."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,23 +7,18 @@ from invoke.context import Context
 
 from bench.records import schema
 from bench.records.units import format_gb
+from remote.hosts.host_protocol import Completed
 from remote.image import engine
 from remote.image.plan import model_digests
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.clients.build_vm import build_vm
 from tasks.errors import ConfirmationRequired, TaskFailed, escape_controls
 from tasks.image import build_profiles
-from tasks.image.build import engine_client
 from tasks.settings.layers import load
 
 VERIFY_TIMEOUT_SEC = 3600.0  # the check reads 14 GB in full
-_TRIAL = "python -m bench selfcheck"
-_END = re.compile(r"^image-check: exit (\d+)\n", re.MULTILINE)
-# Of standard error only the end is printed, if there is no report: it has the cause.
-_SCRIPT = (
-    '"$0" /opt/qlora-fleet/selfcheck.py --verify --json 2>/tmp/why; code=$?; echo; [ $code -le 1 ] || '
-    'tail -c 2000 /tmp/why; echo "image-check: exit $code"; "$0" -m bench selfcheck 2>&1; echo "image-check: exit $?"'
-)
+_CHECK = ("python", "/opt/qlora-fleet/selfcheck.py", "--verify", "--json")
+_TRIAL = ("python", "-m", "bench", "selfcheck")
 
 
 def verify_image(context: Context, *, dry_run: bool = False) -> CommandResult:
@@ -32,18 +26,26 @@ def verify_image(context: Context, *, dry_run: bool = False) -> CommandResult:
     name, location = build_profiles.image_name(settings), settings.build.host or "this machine"
     if dry_run:
         return plan_result([f"verify  {name} on {location}"], image=name, location=location)
-    with build_vm(settings, "inv image.verify") as host, engine.connect(host, engine_client(settings)) as vm_engine:
+    with (
+        build_vm(settings, "inv image.verify") as host,
+        engine.connect(host, settings.image.client) as vm_engine,
+    ):
         image = vm_engine.image(name)
         print(f"{name} {image.short_id}, {format_gb(image.size, 2)} unpacked")
         for key, value in sorted(image.labels.items()):
             print(escape_controls(f"  {key} = {value}"))
-        command = ("sh", "-c", _SCRIPT, "python")
-        completed = vm_engine.run_check(image.image_id, command, timeout_sec=VERIFY_TIMEOUT_SEC)
-    output = (completed.stdout + completed.stderr).decode(errors="replace")
-    report, problems = evaluate(name, output, model_digests(image.labels))
+        checked, trial = (
+            vm_engine.run_check(image.image_id, argv, timeout_sec=VERIFY_TIMEOUT_SEC) for argv in (_CHECK, _TRIAL)
+        )
+    report = parse_report(name, checked)
+    print(*_lines(report), sep="\n")
+    lines = (trial.stdout + trial.stderr).decode(errors="replace").rstrip().split("\n")[-3:]
+    print(*(escape_controls(f"  {line}") for line in lines), sep="\n")
+    problems = [*report["wrong"], *differing_models(report, model_digests(image.labels))]
     if not report["device"]["visible"] and not build_profiles.selected_profile(settings).runs_on_cpu:
         print("  no GPU here, and this profile trains only on a GPU: its trial does not count")
-        problems = [problem for problem in problems if not problem.startswith(_TRIAL)]
+    elif trial.exit_code != 0:
+        problems.append(f"{' '.join(_TRIAL)}: {lines[-1] or 'no output'}")
     shown = [f"  WRONG: {line}" for line in problems] or [f"{name}: intact"]
     return CommandResult(
         data={"image": name, "report": report, "problems": problems},
@@ -52,31 +54,19 @@ def verify_image(context: Context, *, dry_run: bool = False) -> CommandResult:
     )
 
 
-def evaluate(name: str, output: str, expected_models: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Print the report and the end of the trial; return the report and all problems. Raises TaskFailed."""
-    checked, code, trial, trial_code, *_ = [*_END.split(output), "", "", "", ""]
-    report = parse_report(name, checked, int(code) if code else 1)
-    problems = [*report["wrong"], *differing_models(report, expected_models)]
-    print(*_lines(report), sep="\n")
-    lines = trial.split("\n")[-4:-1] or ["no output"]
-    print(*(escape_controls(f"  {line}") for line in lines), sep="\n")
-    return report, problems if trial_code == "0" else [*problems, f"{_TRIAL}: {lines[-1]}"]
-
-
-def parse_report(name: str, output: str, code: int) -> dict[str, Any]:
-    """Parse the report, the last line of the self-check that ended with `code`, and check every field read here.
-
-    Raises TaskFailed.
-    """
+def parse_report(name: str, checked: Completed) -> dict[str, Any]:
+    """Parse the report, the last line of the self-check, and check every field read here. Raises TaskFailed."""
+    output = checked.stdout.decode(errors="replace")
     try:
         report = schema.parse_object(output.rstrip().splitlines()[-1])
         report["wrong"] = [str(line) for line in report["wrong"]]
-        if code > 1:  # it was killed after its report, which may say that all is well
-            report["wrong"].append(f"the self-check exited with {code}")
+        if checked.exit_code > 1:  # it was killed after its report, which may say that all is well
+            report["wrong"].append(f"the self-check exited with {checked.exit_code}")
         list(_lines(report)), list(differing_models(report, {}))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        last = " ".join(output.split()[-30:])[-500:]
-        raise TaskFailed(f"{name}: self-check exited with {code} and no report: {last}") from error
+        last = " ".join((output + checked.stderr.decode(errors="replace")).split()[-30:])[-500:]
+        problem = f"{name}: self-check exited with {checked.exit_code} and no report: {last}"
+        raise TaskFailed(problem) from error
     return report
 
 

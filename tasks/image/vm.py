@@ -15,7 +15,6 @@ from tasks.clients.build_vm import build_vm
 from tasks.clients.registry import parse_reference
 from tasks.errors import ConfirmationRequired, escape_controls
 from tasks.image import vm_work
-from tasks.image.build import engine_client
 from tasks.settings.layers import load
 
 
@@ -24,7 +23,7 @@ def prune_vm(context: Context, *, dry_run: bool, yes: bool) -> CommandResult | N
     settings, command = load(context), format_command("vm.prune", yes=yes)
     name = settings.registry.image
     repository = name and parse_reference("registry.image", name, settings.image.profile).repository
-    with build_vm(settings, command) as host, engine.connect(host, engine_client(settings)) as vm_engine:
+    with build_vm(settings, command) as host, engine.connect(host, settings.image.client) as vm_engine:
         usage = vm_engine.usage(BUILD_LABEL, repository)
         image_bytes = sum(usage.old_images.values())
         lines = [

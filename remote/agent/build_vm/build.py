@@ -34,6 +34,8 @@ CONTEXT_DIFFERS = re.compile(r"#\d+ [\d.]+ context differs from what was sent: (
 
 def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     docker = job["docker"]
+    # 18.09 to 22.06 build without BuildKit by default; newer clients add an attestation to every build.
+    os.environ.update(DOCKER_BUILDKIT="1", BUILDX_NO_DEFAULT_ATTESTATIONS="1")
     # A local base image is used without a query, so that a build does not need the base's registry.
     if inspect_image(docker, job["base"]) is None:
         job_log.add(f"pulling {job['base']}", "base image")

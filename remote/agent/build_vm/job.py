@@ -140,7 +140,6 @@ def read_secret() -> str:
 def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # at the deadline: a verb cleans up at its end
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    os.environ.update(job.get("environment") or {})  # the variables of the engine's client
     job_log = JobLog()
     with contextlib.suppress(OSError):
         write_atomic(RESERVE_FILE, os.urandom(RESERVE_BYTES))

@@ -42,7 +42,7 @@ def with_retries(action: Callable[[], Result], first_wait_sec: float, log: Calla
     return action()
 
 
-def engine_access_error(complaint: str, address: str | None = None) -> VmAgentError | None:
+def engine_access_error(complaint: str) -> VmAgentError | None:
     """Return the error, with its remedy, if the engine cannot be accessed at all; None for any other complaint."""
     text = complaint.lower()
     is_connection = any(phrase in text for phrase in ("trying to connect", "docker.sock", "raw stream connection"))
@@ -53,7 +53,6 @@ def engine_access_error(complaint: str, address: str | None = None) -> VmAgentEr
             remedy="run there: sudo usermod -aG docker $USER, and log in again",
         )
     if re.search("cannot connect to the docker daemon|is the docker daemon running|raw stream connection", text):
-        message = f"the engine does not respond at {address or 'its socket'}"
         remedy = "start it (sudo systemctl start docker), or set build.host to another VM"
-        return VmAgentError("transient", message, remedy=remedy)
+        return VmAgentError("transient", "the engine does not respond at its socket", remedy=remedy)
     return None

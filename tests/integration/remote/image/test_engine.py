@@ -14,7 +14,7 @@ import pytest
 from remote.hosts.command import Command
 from remote.hosts.host_protocol import Completed, HostError, TooMuchOutput
 from remote.hosts.local import LocalHost
-from remote.image.engine import Client, EngineDown, EngineError, EngineImage, connect
+from remote.image.engine import EngineDown, EngineError, EngineImage, connect
 from tests.support.machines.fake_engine import VERSION, fake_engine, requests_of
 
 INFO = {"DockerRootDir": "/var/lib/docker", "Driver": "overlay2"}
@@ -45,7 +45,7 @@ def host() -> LocalHost:
 def test_an_engine_that_cannot_build_is_reported(
     tmp_path: Path, options: dict[str, Any], error_class: type[HostError], token: str
 ) -> None:
-    client = Client(program=fake_engine(tmp_path, **options))
+    client = fake_engine(tmp_path, **options)
     with pytest.raises(EngineError, match=token) as failed, connect(host(), client) as vm_engine:
         vm_engine.observe()
     assert type(failed.value) is error_class
@@ -55,7 +55,7 @@ def test_an_engine_that_cannot_build_is_reported(
 def test_a_missing_client_is_reported() -> None:
     with (
         pytest.raises(EngineError, match=r"/nowhere/docker: not found; .*docker\.io"),
-        connect(host(), Client(program="/nowhere/docker")),
+        connect(host(), "/nowhere/docker"),
     ):
         pass
 
@@ -64,7 +64,7 @@ def test_a_missing_client_is_reported() -> None:
 def test_an_engine_is_observed(tmp_path: Path, client_version: str, exit_code: int) -> None:
     commands = {"--version": f"echo 'Docker version {client_version}, build x'", "buildx": f"exit {exit_code}"}
     docker = fake_engine(tmp_path, {"GET /info": INFO}, **commands)
-    with connect(host(), Client(program=docker)) as vm_engine:
+    with connect(host(), docker) as vm_engine:
         facts = vm_engine.observe()
     assert (facts.data_root, facts.storage_driver) == ("/var/lib/docker", "overlay2")
     assert requests_of(docker).count("Connection: close") == requests_of(docker).count("GET ") == 2
@@ -72,7 +72,7 @@ def test_an_engine_is_observed(tmp_path: Path, client_version: str, exit_code: i
 
 def test_an_image_is_read(tmp_path: Path) -> None:
     docker = fake_engine(tmp_path, {"GET /images/x:1/json": IMAGE})
-    with connect(host(), Client(program=docker)) as vm_engine:
+    with connect(host(), docker) as vm_engine:
         assert vm_engine.image("x:1") == EngineImage(image_id="i", size=9, labels={"a": "b"})
         assert vm_engine.find_image("y:1") is None
         with pytest.raises(EngineError, match=r"^vm: .* y:1; `inv build`"):
@@ -108,7 +108,7 @@ def test_a_prune_removes_the_unused_cache_and_only_old_images_of_ours(tmp_path: 
         "POST /build/prune?all=True": {"SpaceReclaimed": 7},
     }
     docker = fake_engine(tmp_path, answers)
-    with connect(host(), Client(program=docker)) as vm_engine:
+    with connect(host(), docker) as vm_engine:
         usage = vm_engine.usage(LABEL, REPOSITORY)
         assert usage.old_images == {"old": 70, "pushed": 100}
         assert vm_engine.usage(LABEL, None).old_images == {"old": 70}
@@ -142,7 +142,7 @@ def test_a_check_container_is_removed_however_it_ends(tmp_path: Path, change: di
     with contextlib.ExitStack() as stack:
         if token:
             stack.enter_context(pytest.raises(EngineError, match=token))
-        vm_engine = stack.enter_context(connect(host(), Client(program=docker)))
+        vm_engine = stack.enter_context(connect(host(), docker))
         completed = vm_engine.run_check("image", ("python", "check"), timeout_sec=1.0)
         assert (completed.exit_code, completed.stdout.strip()) == (3, b'{"report": 1}')
     assert "DELETE " in requests_of(docker)
@@ -155,5 +155,5 @@ def test_an_endless_answer_is_ended() -> None:
             on_stdout(bytes(1 << 20))
 
     endless: Any = SimpleNamespace(name="vm", run=run)
-    with pytest.raises(TooMuchOutput, match=r"^vm: .* 64 MiB"), connect(endless, Client()):
+    with pytest.raises(TooMuchOutput, match=r"^vm: .* 64 MiB"), connect(endless, "docker"):
         pass

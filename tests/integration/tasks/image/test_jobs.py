@@ -23,7 +23,7 @@ from tasks.image.model import Fetch
 from tests.support.hosts.local_fleet import LocalFleet
 
 # A client of an engine that answers nothing, so that the job stays.
-REQUEST = {"docker": ["sh", "-c", "exec sleep 300"], "environment": {}, "image": "i", "image_id": "sha256:i",
+REQUEST = {"docker": ["sh", "-c", "exec sleep 300"], "image": "i", "image_id": "sha256:i",
            "host": "fra.ocir.io", "path": "ns/team/x", "tag": "1.0.1", "user": "ns/me", "token_hosts": []}  # fmt: skip
 
 

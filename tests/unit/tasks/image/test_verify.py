@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from remote.hosts.host_protocol import Completed
 from tasks.errors import ConfirmationRequired, TaskFailed
-from tasks.image.verify import evaluate, parse_report, problem_error
+from tasks.image.verify import differing_models, parse_report, problem_error
 
 REPORT: dict[str, Any] = {
     "python": "3.12.3",
@@ -39,9 +40,9 @@ def changed(document: dict[str, Any], key: str, odd: object) -> dict[str, Any]:
 )
 def test_a_malformed_report_is_a_task_error_or_has_lines(key: str) -> None:
     for odd in (*ODD, "gone"):
-        stdout = json.dumps(changed(REPORT, key, odd))
+        stdout = json.dumps(changed(REPORT, key, odd)).encode()
         try:
-            report = parse_report("i", stdout, 0)
+            report = parse_report("i", Completed(exit_code=0, stdout=stdout))
         except TaskFailed:
             continue
         assert all(isinstance(line, str) for line in report["wrong"])
@@ -49,26 +50,19 @@ def test_a_malformed_report_is_a_task_error_or_has_lines(key: str) -> None:
 
 @pytest.mark.parametrize("exit_code", [0, 1, 2, 137, 139])
 def test_a_self_check_that_was_killed_after_its_report_is_a_problem(exit_code: int) -> None:
-    report = parse_report("i", json.dumps(REPORT), exit_code)
+    report = parse_report("i", Completed(exit_code=exit_code, stdout=json.dumps(REPORT).encode()))
     assert bool(report["wrong"]) == (exit_code > 1)
 
 
-@pytest.mark.parametrize("output", ["word", "{}\nword", "{}"])
-def test_output_without_a_report_is_one_line(output: str) -> None:
-    with pytest.raises(TaskFailed, match=r"^i: .*\b3\b.*: .*(word|\{\})$"):
-        parse_report("i", output, 3)
+@pytest.mark.parametrize("output", [b"word", b"{}\nword", b"{}"])
+def test_output_without_a_report_is_one_line(output: bytes) -> None:
+    with pytest.raises(TaskFailed, match=r"^i: .*\b3\b.*: .*(word|\{\}) cause$"):
+        parse_report("i", Completed(exit_code=3, stdout=output, stderr=b"\ncause"))
 
 
-@pytest.mark.parametrize(("end", "problems"), [
-    ("2 steps\nimage-check: exit 0\n", []),
-    ("No module\nimage-check: exit 1\n", ["python -m bench selfcheck: No module"]),
-    ("2 steps\n", ["python -m bench selfcheck: 2 steps"]),
-    ("", ["python -m bench selfcheck: no output"]),
-])  # fmt: skip
-def test_an_image_is_intact_only_if_the_self_check_and_the_trial_ended_well(end: str, problems: list[str]) -> None:
-    output = f"{json.dumps(REPORT)}\n\nimage-check: exit 0\n{end}"
-    assert evaluate("i", output, {"org/M": "a"}) == (REPORT, problems)
-    assert len(evaluate("i", output, {"org/M": "b", "org/N": "c"})[1]) == len(problems) + 2
+def test_a_model_that_is_missing_or_differs_from_its_label_is_a_problem() -> None:
+    assert [len([*differing_models(REPORT, {"org/M": digest})]) for digest in "ab"] == [0, 1]
+    assert len([*differing_models(REPORT, {"org/M": "b", "org/N": "c"})]) == 2
 
 
 def test_damaged_weights_are_refused_with_the_command_that_rebuilds_the_image() -> None:
