@@ -21,11 +21,7 @@ from tests.support.hosts.local_fleet import CuttableHost, LocalFleet, wait_for
 from tests.support.hosts.migration import install_host_program, read_tree, transfer_files, write_random_files
 from tests.support.machines.ssh_client import LOCAL_AND_SSH
 
-# Over SSH 2 MiB are in flight, more than these files; test_ssh_faults.py covers larger ones.
-ONLY_LOCAL = pytest.mark.parametrize("local", ["local"], indirect=True)
 
-
-@ONLY_LOCAL
 def test_a_broken_push_resumes_inside_the_file(local: LocalFleet) -> None:
     source, target = local.folder / "source", local.folder / "target"
     rng = random.Random(1)
@@ -43,7 +39,6 @@ def test_a_broken_push_resumes_inside_the_file(local: LocalFleet) -> None:
     assert total <= result.byte_count <= total + len(breaks) * 2 * 65_536
 
 
-@ONLY_LOCAL
 def test_a_failed_push_is_resumed_by_the_next_one(local: LocalFleet) -> None:
     source, target = local.folder / "source", local.folder / "target"
     content = write_random_files(source, {"a": 200_000, "b": 2_000_000})

@@ -14,7 +14,6 @@ from remote.hosts.ssh.config import Destination
 from remote.hosts.ssh.host import SshHost
 from tests.support.hosts.local_fleet import LocalFleet
 from tests.support.machines.sshd import Sshd, keygen
-from tests.support.thorough import only_thorough
 
 
 class SshClient:
@@ -63,12 +62,12 @@ class SshFleet(LocalFleet):
 LOCAL_AND_SSH = pytest.mark.parametrize("local", ["local", "ssh"], indirect=True)
 
 
-@pytest.fixture(params=["local", pytest.param("ssh", marks=only_thorough)], name="local")
+@pytest.fixture(name="local")
 def local_or_ssh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalFleet]:
-    """Run each test of the importing file on local hosts, those LOCAL_AND_SSH, or all with THOROUGH=1, over SSH too.
+    """Run each test of the importing file on local hosts, those LOCAL_AND_SSH over SSH too.
 
     Leftover processes fail the test.
     """
-    is_ssh = request.param == "ssh"
+    is_ssh = getattr(request, "param", "local") == "ssh"
     with SshFleet(tmp_path, request.getfixturevalue("ssh_client")) if is_ssh else LocalFleet(tmp_path) as local:
         yield local

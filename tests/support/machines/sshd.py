@@ -21,7 +21,7 @@ from typing import Any, Self
 import pytest
 
 from tests.support.faults import wait_for
-from tests.support.hosts.rank_pids import alive
+from tests.support.hosts.rank_pids import alive, descendant_pids
 from tests.support.machines.machine import WAIT_SEC, Machine
 from tests.support.machines.ports import free_ports
 
@@ -165,21 +165,14 @@ class Sshd:
 
     def _pids(self) -> list[int]:
         """Return the pids of the listener and of its descendants named sshd."""
-        if self._process is None:
-            return []
-        parents: dict[int, int] = {}
-        names: dict[int, str] = {}
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                head, _, rest = (process / "stat").read_text(errors="replace").rpartition(")")
-                parents[int(process.name)], names[int(process.name)] = int(rest.split()[1]), head.partition("(")[2]
-        pids = [self._process.pid]
-        for pid in pids:
-            pids += [child for child, parent in parents.items() if parent == pid and names[child].startswith("sshd")]
-        return pids
+        tree = [] if self._process is None else [self._process.pid, *descendant_pids(self._process.pid)]
+        return [pid for pid in tree if self._command_line(pid)[0].rpartition(b"/")[2].startswith(b"sshd")]
 
     def _is_session(self, pid: int) -> bool:
+        line = b" ".join(self._command_line(pid))
+        return line.startswith(b"sshd:") and b"[listener]" not in line
+
+    def _command_line(self, pid: int) -> list[bytes]:
         with contextlib.suppress(OSError):
-            line = Path(f"/proc/{pid}/cmdline").read_bytes()
-            return line.startswith(b"sshd:") and b"[listener]" not in line
-        return False
+            return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return [b""]

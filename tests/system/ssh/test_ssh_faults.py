@@ -213,7 +213,10 @@ def test_a_start_file_that_does_more_than_set_variables_is_no_fault_that_passes(
         assert not (network.home / "ran").exists()
 
 
-def test_a_start_file_that_never_ends_is_named_at_the_deadline(network: Network) -> None:
+def test_a_start_file_that_never_ends_is_named_at_the_deadline(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote.hosts.ssh.host, "_END_TIMEOUT_SEC", 1.0)
     with login_shell(network, "/bin/bash", ".bashrc", sleeper(3)), from_laptop(network) as host:
         with pytest.raises(CommandTimedOut, match="start-up file"):
             run(host, "true", timeout_sec=1.0)

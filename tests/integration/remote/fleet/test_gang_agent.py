@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
-from remote.fleet.gang_agent import GangAgent, rank_environment
+from remote.fleet.gang_agent import GangAgent
 from remote.hosts.command import Command
 from remote.hosts.host_protocol import HostError, HostUnreachable
 from remote.jobs.job import Agent, HostBusy, Job, JobSpec, JobState
@@ -183,12 +183,3 @@ def test_a_gang_can_be_cancelled_without_a_member_that_is_gone(members: Members)
     assert job.cancel().why == "cancelled"
     wires[1].plugged = True
     Job(Agent(wires[1]), "/same/runs/job").cancel()
-
-
-def test_the_rank_environment_depends_only_on_its_arguments() -> None:
-    assert rank_environment("/runs/a.1", "10.0.0.7", 1) == rank_environment("/runs/a.1", "10.0.0.7", 1)
-    assert (
-        rank_environment("/runs/a.1", "10.0.0.7", 1)[NODE_TOKEN]
-        != rank_environment("/runs/a.2", "10.0.0.7", 1)[NODE_TOKEN]
-    )
-    assert all(21_000 <= int(rank_environment(f"/runs/{n}", "x", 0)[NODE_PORT]) < 29_000 for n in range(100))

@@ -12,13 +12,13 @@ import pytest
 
 from remote.agent.shared.registry_api import Registry
 from tests.support.machines.failures import raises_agent_error
-from tests.support.machines.http_stubs import StubHandler, StubServer
+from tests.support.machines.registry_proxy import FixedResponse, RegistryProxy
 
 LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
 MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c"}}).encode()
 
 
-class Server(StubServer):
+class Server(RegistryProxy):
     """A registry and its token service, which returns `login_status`; `realm` overrides the service's URL."""
 
     login_status = 200
@@ -27,26 +27,16 @@ class Server(StubServer):
     token_body = b'{"token": "the token"}'
 
     def __init__(self) -> None:
-        super().__init__(Handler)
-        self.requests: list[tuple[str, str]] = []
+        super().__init__(answer=self.respond)
 
-
-class Handler(StubHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        server, authorization = self.server, self.headers.get("Authorization", "")
-        server.requests.append((self.path, authorization))
-        if self.path.startswith("/token"):
-            self.reply(server.login_status, server.token_body)
-        elif authorization == "Bearer the token":
-            self.reply(200, MANIFEST)
-        else:
-            realm = f"http://{server.host}/token" if server.realm is None else server.realm
-            challenge = server.challenge or f'Bearer realm="{realm}",service="registry"'
-            self.reply(401, b"", {"WWW-Authenticate": challenge})
-
-    do_POST = do_GET
+    def respond(self, _method: str, path: str) -> FixedResponse:
+        if path.startswith("/token"):
+            return FixedResponse(status=self.login_status, body=self.token_body)
+        if self.requests[-1][2] == "Bearer the token":
+            return FixedResponse(status=200, body=MANIFEST)
+        realm = f"http://{self.host}/token" if self.realm is None else self.realm
+        challenge = self.challenge or f'Bearer realm="{realm}",service="registry"'
+        return FixedResponse(status=401, headers={"WWW-Authenticate": challenge})
 
 
 @pytest.fixture
@@ -65,11 +55,11 @@ def test_the_login_is_exchanged_for_a_token_once(server: Server, registry: Regis
     assert fetched is not None
     assert fetched[1] == json.loads(MANIFEST)
     assert registry.manifest("1.1") is not None
-    paths = [path.split("?")[0] for path, _ in server.requests]
+    paths = [path.split("?")[0] for _, path, _ in server.requests]
     assert paths == ["/v2/ns/repo/manifests/1.0", "/token", "/v2/ns/repo/manifests/1.0", "/v2/ns/repo/manifests/1.1"]
-    token_request = server.requests[1]
-    assert token_request[1] == f"Basic {LOGIN}"
-    assert "scope=repository%3Ans%2Frepo%3Apull%2Cpush" in token_request[0]
+    _, path, authorization = server.requests[1]
+    assert authorization == f"Basic {LOGIN}"
+    assert "scope=repository%3Ans%2Frepo%3Apull%2Cpush" in path
 
 
 def test_a_token_service_that_is_down_is_transient(server: Server, registry: Registry) -> None:
@@ -126,7 +116,7 @@ def test_a_challenge_that_directs_a_login_elsewhere_is_refused_before_any_login(
     for act in (registry.check_push_access, lambda: registry.manifest("1.0")):
         with raises_agent_error("refused", r"other\.example"):
             act()
-    assert [authorization for _, authorization in server.requests] == ["", "", ""]
+    assert [authorization for _, _, authorization in server.requests] == ["", "", ""]
 
 
 @pytest.mark.parametrize("challenge", [None, 'Basic realm="anything"'])
@@ -135,7 +125,7 @@ def test_a_challenge_of_the_registry_itself_is_accepted_without_a_login(
 ) -> None:
     server.challenge = challenge
     registry.check_challenge()
-    assert server.requests == [("/v2/", "")]
+    assert server.requests == [("GET", "/v2/", "")]
 
 
 def test_a_login_is_never_sent_without_tls() -> None:

@@ -82,14 +82,5 @@ def test_every_command_of_the_build_vm_is_delivered_and_has_a_run_function(local
     assert callable(importlib.import_module(module).run)
 
 
-def test_an_unknown_module_is_an_error_before_delivery(local: LocalFleet) -> None:
-    with pytest.raises(KeyError, match=r"remote\.agent\.build_vm\.brew"):
-        create_agent(local.host()).path("remote.agent.build_vm.brew")
-    with pytest.raises(FileNotFoundError):
-        read_source("remote.agent.scripts.brew")
-    with pytest.raises(ModuleNotFoundError):
-        load_program("remote.brew")
-
-
 def test_the_installer_and_the_program_have_the_same_exit_codes() -> None:
     assert (install.EXIT_REFUSED, install.EXIT_TRUNCATED) == (wire.EXIT_REFUSED, wire.EXIT_TRUNCATED)

@@ -104,18 +104,11 @@ def test_an_error_made_from_a_command_is_masked() -> None:
     assert TOKEN not in "".join(traceback.format_exception(error))
 
 
-def test_an_error_shows_the_last_lines_only_and_falls_back_to_standard_output() -> None:
-    command = Command(argv=("make",))
+def test_an_error_shows_the_last_lines_of_either_stream_and_shortened_arguments() -> None:
+    command = Command(argv=("python3", "-c", "\nimport os\nprint(1)\n", "x" * 200, "y" * 201))
     completed = Completed(exit_code=2, stdout="\n".join(f"line {number}" for number in range(9)).encode())
     assert str(CommandFailed("h", command, completed)).splitlines() == [
-        "h: exit 2: make",
+        f"h: exit 2: python3 -c 'import os…' {'x' * 200} '{'y' * 40}…'",
         *[f"line {number}" for number in range(4, 9)],
     ]
-
-
-def test_a_long_argument_is_shortened_in_a_message_and_complete_when_rendered() -> None:
-    command = Command(argv=("python3", "-c", "\nimport os\nprint(1)\n", "x" * 200, "y" * 201))
-    message = str(CommandFailed("h", command, Completed(exit_code=1, stderr=b"FileExistsError: README.md")))
-    cut = f"python3 -c 'import os…' {'x' * 200} '{'y' * 40}…'"
-    assert message == f"h: exit 1: {cut}\nFileExistsError: README.md"
     assert "print(1)" in command.render()

@@ -48,11 +48,6 @@ def test_a_model_added_at_the_end_keeps_the_slots_of_the_first() -> None:
     assert [file.slot for file in both[len(MISTRAL.files) :]] == [4, 5]
 
 
-def test_a_model_without_small_files_leaves_no_slot_empty() -> None:
-    only = model("org--A", ("a.safetensors", 1))
-    assert [file.slot for file in assign_slots([only, dataclasses.replace(only, name="org--B")])] == [0, 1]
-
-
 def test_more_shards_than_the_dockerfile_has_lines_for_are_refused() -> None:
     fits = model("org--Big", *((f"model-{number:05d}.safetensors", 10) for number in range(SLOTS)))
     assert len(assign_slots([fits])) == SLOTS

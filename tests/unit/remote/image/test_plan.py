@@ -85,17 +85,6 @@ def argv(**changes: Any) -> tuple[str, ...]:
     return plan_of(changed(**changes)).argv
 
 
-def test_the_apt_snapshot_changes_an_images_digest() -> None:
-    dated = changed(apt_snapshot="20260901T000000Z")
-    assert labels(dated)["qlora-fleet.build"] != labels()["qlora-fleet.build"]
-    assert "APT_SNAPSHOT=20260901T000000Z" in argv(apt_snapshot="20260901T000000Z")
-
-
-def test_an_image_without_models_has_no_layers_for_them() -> None:
-    assert "WEIGHTS=models" in argv()
-    assert not [word for word in argv(models=()) if word.startswith("WEIGHTS=")]
-
-
 def test_only_torch_from_source_needs_the_compiler() -> None:
     assert not [word for word in argv() if word.startswith(("TORCH=", "TOOLKIT="))]
     profile = dataclasses.replace(PROFILE, cuda="12-8")
@@ -118,15 +107,15 @@ def labels(spec: ImageSpec = SPEC) -> dict[str, str]:
     return dict(assignment.split("=", 1) for assignment in assignments)
 
 
-def test_the_plan_has_the_command_that_runs() -> None:
+def test_the_plan_has_the_command_that_runs_and_labels_with_commit_lock_and_models() -> None:
     result = plan_of()
     assert result.argv[:3] == ("docker", "build", "--progress=plain")
     assert result.argv[-1] == result.context == "/mnt/fss/qlora-fleet/context"
     assert {"BASE_IMAGE=nvidia/cuda:12", "PYTHON_VERSION=3.12", "PROFILE=current", "GIT_SHA=c0ffee"} <= set(result.argv)
     assert json.loads(json.dumps(result.to_job()))["argv"] == list(result.argv)
-
-
-def test_labels_have_commit_lock_and_models() -> None:
+    assert "WEIGHTS=models" in result.argv
+    assert not [word for word in argv(models=()) if word.startswith("WEIGHTS=")]
+    assert "APT_SNAPSHOT=20260901T000000Z" in argv(apt_snapshot="20260901T000000Z")
     image_labels = labels()
     assert image_labels["org.opencontainers.image.revision"] == "c0ffee"
     assert image_labels["org.opencontainers.image.version"] == VERSION
@@ -140,6 +129,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "target": {"target": "dev"},
     "base": {"profile": dataclasses.replace(PROFILE, base="nvidia/cuda:13")},
     "packages": {"extra_packages": ("cuda-cupti-12-8",)},
+    "snapshot": {"apt_snapshot": "20260901T000000Z"},
 }
 
 

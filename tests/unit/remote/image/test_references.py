@@ -17,12 +17,6 @@ def test_a_name_is_parsed_or_its_invalid_part_is_named(case: Case) -> None:
     assert str(parsed).startswith(case["input"])
 
 
-def test_a_tag_has_at_most_128_characters() -> None:
-    parse_image_name("fra.ocir.io/ns/repo:" + "x" * 128, "current")
-    with pytest.raises(InvalidReference, match="expected HOST/REPOSITORY:TAG"):
-        parse_image_name("fra.ocir.io/ns/repo:" + "x" * 129, "current")
-
-
 OCIR = "fra.ocir.io/axabc/q"
 USERS = ("axabc/me@example.com", "axabc/oracleidentitycloudservice/me@example.com", "axabc/Default/me@example.com")
 FOREIGN, FORM = "namespace, axabc/", "NAMESPACE/USER, NAMESPACE/"

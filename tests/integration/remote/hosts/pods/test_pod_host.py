@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts.command import Command
 from remote.hosts.host_protocol import CommandTimedOut, HostUnreachable
 from remote.hosts.pods.kubectl import Forbidden, Misconfigured, PodUnusable, Unreachable
 from remote.hosts.pods.pod_index import PodGone
@@ -29,15 +28,6 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePo
 def test_the_argv_of_kubectl_does_not_show_the_command(stand_in: FakePod) -> None:
     host = dataclasses.replace(stand_in.host, workdir="/scratch/qlora-fleet")
     assert len(" ".join(host.exec_argv(stand_in.pods.find(0)))) < 700
-
-
-def test_a_large_output_comes_whole_with_the_other_stream_and_the_exit_code(stand_in: FakePod) -> None:
-    script = "head -c 3000000 /dev/zero; echo err >&2; sleep 0.05; head -c 3000000 /dev/zero; echo end; exit 5"
-    output = bytearray()
-    for sink in (None, output.extend):
-        completed = stand_in.host.run(Command(argv=("sh", "-c", script)), timeout_sec=PATIENCE_SEC, on_stdout=sink)
-        assert (output or completed.stdout) == bytes(6_000_000) + b"end\n"
-        assert (completed.exit_code, completed.stderr) == (5, b"err\n")
 
 
 # Faults of the transport ----------------------------------------------------------------------------------------------
@@ -72,10 +62,9 @@ def test_output_spoiled_on_its_way_is_lost_and_never_a_success(stand_in: FakePod
             stand_in.run("sh", "-c", TWO_LINES, timeout_sec=1.5)
 
 
-@pytest.mark.parametrize("after", [0, 40])
-def test_a_frozen_stream_is_given_up_however_long_the_command_may_take(stand_in: FakePod, after: int) -> None:
+def test_a_frozen_stream_is_given_up_however_long_the_command_may_take(stand_in: FakePod) -> None:
     stand_in.host = dataclasses.replace(stand_in.host, silence_sec=1.0)
-    stand_in.fault("freeze", after)
+    stand_in.fault("freeze", 40)
     with pytest.raises(HostUnreachable, match="bench-0-abc for 1 s"):
         stand_in.run("sh", "-c", TWO_LINES)
 
@@ -164,11 +153,10 @@ def test_many_commands_share_one_list_of_pods_which_is_refreshed_after_a_broken_
         stand_in.run("true")
 
 
-@pytest.mark.parametrize("gone", [[], [pod_line("a", 0, ready="False")]])
 def test_a_replacement_is_found_by_the_next_caller_at_a_limited_rate(
-    stand_in: FakePod, monkeypatch: pytest.MonkeyPatch, gone: list[str]
+    stand_in: FakePod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in.list_pods(*gone)
+    stand_in.list_pods()
     for _ in range(3):
         with pytest.raises((PodGone, HostUnreachable)):
             stand_in.run("true")
