@@ -1,6 +1,6 @@
 """Real trials with every kind of ending: each leaves a complete result or none, never a partial one.
 
-One runs in a new interpreter, the others are forked from a server that has imported the stack.
+They are forked from a server that has imported the stack.
 """
 
 import json
@@ -70,12 +70,8 @@ def test_a_quick_trial_succeeds_and_its_loss_visibly_falls(start, tmp_path, tiny
     code, output, err = finish(start(trial, out))
     assert (code, err) == (0, "")
     result = TrialResult.read(out / "result.json")
-    assert (result.status, result.reason, result.trial, result.worker) == (
-        TrialStatus.SUCCEEDED,
-        None,
-        trial,
-        "it's w-1",
-    )
+    assert (result.status, result.reason) == (TrialStatus.SUCCEEDED, None)
+    assert (result.trial, result.worker) == (trial, "it's w-1")
     assert set(result.phases) == {"import", "data", "load", "warmup", "measure", "ceilings"}
     losses = [loss for loss in result.steps.loss if loss is not None]
     assert len(losses) == trial.measured_steps
@@ -90,6 +86,7 @@ def test_a_quick_trial_succeeds_and_its_loss_visibly_falls(start, tmp_path, tiny
 
 def test_every_other_option_works_too(run_trial, tiny_trial):
     trial = tiny_trial(
+        recipe="fast",
         layout="varlen",
         base_precision="bf16",
         optimizer="adamw_torch",
@@ -103,24 +100,21 @@ def test_every_other_option_works_too(run_trial, tiny_trial):
     assert result.metrics is not None
     assert result.metrics.padding_percent < 20
     assert result.fingerprint["optimizer"] == "torch AdamW, 32 bit"
+    assert result.fingerprint["recipe"].startswith("stock (fast is not supported: ")
 
 
 def test_a_tokenizer_without_padding_pads_with_its_end_token(run_trial, tiny_trial, tiny_model, tmp_path):
     model = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("SHA256SUMS"))
     edit_json(model / "tokenizer_config.json", pad_token=None)
-    result, log = run_trial(tiny_trial(model=str(model), max_seq_len=512, warmup_steps=0, measured_steps=1))
+    trial = tiny_trial(
+        model=str(model), recipe="fast", matmul="int8", max_seq_len=512, warmup_steps=0, measured_steps=1
+    )
+    result, log = run_trial(trial)
+    assert result.fingerprint["recipe"] == "fast"
+    assert any(flag.startswith("matmul bf16 (int8 is not supported") for flag in result.flags)
     assert "padding token" in log
     assert result.metrics is not None
     assert result.metrics.padding_percent > 0
-
-
-def test_sigterm_while_importing_is_preempted(start, tmp_path, tiny_trial):
-    process = start(tiny_trial(), tmp_path, new_interpreter=True)
-    wait_for_step(process, tmp_path, "import", 0)
-    process.terminate()
-    result = read_result(process, tmp_path, 143, TrialStatus.PREEMPTED)
-    assert result.metrics is None
-    assert "SIGTERM (in import, 0 of 3 steps done)" in str(result.reason)
 
 
 def test_a_stop_that_a_library_turns_into_an_error_is_still_a_stop(start, tmp_path, tiny_trial):
@@ -177,23 +171,14 @@ def test_a_non_finite_loss_fails_with_its_step(start, tmp_path, tiny_model, tiny
     assert result.steps.loss == [None]
 
 
-@pytest.mark.parametrize(
-    ("before", "reason", "logged"),
-    [
-        (
-            "import bench.qlora.step\ndef choose_placement(_): raise LookupError('no\\ndevice')\n"
-            "bench.qlora.step.choose_placement = choose_placement",
-            "LookupError: no device (in import, 0 of 3 steps done)",
-            "choose_placement",
-        ),
-        ("import sys; sys.modules['torch'] = None", "ModuleNotFoundError: import of torch ", "torch"),
-    ],
-    ids=["an error of ours", "a missing library"],
-)
-def test_an_unexpected_error_fails_with_its_traceback_in_the_log(start, tmp_path, tiny_trial, before, reason, logged):
-    result = read_result(start(tiny_trial(), tmp_path, before=before), tmp_path, 1, TrialStatus.FAILED)
-    assert str(result.reason).startswith(reason)
-    assert any(logged in line for line in result.log_tail)
+def test_an_unexpected_error_fails_with_its_traceback_in_the_log(start, tmp_path, tiny_trial):
+    broken = (
+        "import bench.qlora.step\ndef choose_placement(_): raise LookupError('no\\ndevice')\n"
+        "bench.qlora.step.choose_placement = choose_placement"
+    )
+    result = read_result(start(tiny_trial(), tmp_path, before=broken), tmp_path, 1, TrialStatus.FAILED)
+    assert result.reason == "LookupError: no device (in import, 0 of 3 steps done)"
+    assert any("choose_placement" in line for line in result.log_tail)
 
 
 def test_a_full_disk_is_rejected_before_any_work(start, small_disk, tiny_trial):

@@ -1,7 +1,7 @@
 """Real ranks of a fine-tuning: killed, stopped and resumed, they end with the adapter of an undisturbed training.
 
 Trials and their ranks are forked from a server that has imported the stack. Not covered: GPUs; ranks on several
-machines, whose parents work as in a distributed trial (test_distributed_nodes.py).
+machines (test_finetune_network.py).
 """
 
 import dataclasses
@@ -53,21 +53,13 @@ class Training(Attempts):
         return TrainingRecord.read(self.out / "training.json")
 
 
-def check_same(record: TrainingRecord, undisturbed: TrainingRecord) -> None:
-    """Check that the adapter's bits and all losses are equal, and that every step is recorded once."""
-    assert record.adapter_sha256 == undisturbed.adapter_sha256
-    assert record.steps.loss == undisturbed.steps.loss
-    assert record.steps.step == list(range(1, STEPS + 1))
-    assert record.derived.warmup_share == 0.1, "the attempt derives what the plan leaves open"
-
-
-@pytest.fixture(scope="module")
-def trainings(bench_environment, bench_server, tiny_inputs, tmp_path_factory) -> Iterator[Callable[[str], Training]]:
+@pytest.fixture
+def trainings(bench_environment, bench_server, tiny_inputs, tmp_path) -> Iterator[Callable[[str], Training]]:
     """Return a function that makes trainings by name, over one model and one data file."""
-    root, made = tmp_path_factory.mktemp("finetune"), list[Training]()
+    made = list[Training]()
 
     def make(name: str) -> Training:
-        made.append(Training(root / name, bench_server, bench_environment))
+        made.append(Training(tmp_path / name, bench_server, bench_environment))
         made[-1].inputs = tiny_inputs
         return made[-1]
 
@@ -75,21 +67,31 @@ def trainings(bench_environment, bench_server, tiny_inputs, tmp_path_factory) ->
     kill_trials([process for training in made for process in training.started])
 
 
-@pytest.fixture(scope="module")
-def undisturbed(trainings) -> TrainingRecord:
-    """Return the record of an undisturbed training of two ranks, whose plan has the values derived from the data."""
-    training = trainings("quiet")
-    training.plans_values = True
-    record = training.finish()
-    assert record.derived == DerivedSettings()
-    return record
+SCORE_FILE = """
+import os, time
+from pathlib import Path
+
+def score(prompt, answer, expected):
+    home = Path({home!r})
+    with (home / "calls").open("a") as calls:
+        calls.write("x")
+    if (home / "calls").stat().st_size > {rows} and not (home / "score").exists():
+        (home / "held").touch()
+        time.sleep(20)
+    return 0.25
+"""
 
 
-def test_two_ranks_killed_stopped_and_resumed_end_with_the_undisturbed_adapter(trainings, undisturbed):
-    assert (undisturbed.status, undisturbed.stop) == ("SUCCEEDED", "finished")
+def test_two_ranks_killed_stopped_and_resumed_end_with_the_undisturbed_adapter(trainings):
+    quiet = trainings("quiet")
+    quiet.plans_values = True  # instead of deriving them from the data
+    undisturbed = quiet.finish()
+    assert (undisturbed.status, undisturbed.stop, undisturbed.derived) == ("SUCCEEDED", "finished", DerivedSettings())
     assert (undisturbed.steps_done, undisturbed.restarts) == (STEPS, [])
 
-    training = trainings("disturbed")
+    training, rows = trainings("disturbed"), undisturbed.evaluations[0].rows
+    (training.home / "my.py").write_text(SCORE_FILE.format(home=str(training.home), rows=rows))
+    training.score = str(training.home / "my.py")
     process = training.begin(held_after=2)
     out, ranks = training.out, training.rank_pids()
     output, _ = (second := training.begin()).communicate(timeout=WAIT_SEC)
@@ -118,34 +120,6 @@ def test_two_ranks_killed_stopped_and_resumed_end_with_the_undisturbed_adapter(t
     process.communicate()
     wait_for(lambda: not alive(descendants), "the ranks' end", WAIT_SEC)
 
-    record = training.finish()
-    check_same(record, undisturbed)
-    assert [restart.attempt for restart in record.restarts] == [2, 3, 4]
-    assert [restart.from_step for restart in record.restarts] == [2, stopped.steps_done, stopped.steps_done + 1]
-    killed = record.restarts.pop(1)  # perhaps before it knew of its step
-    assert killed.attempt == 3
-    assert None not in [restart.since_checkpoint_sec for restart in record.restarts]
-
-
-SCORE_FILE = """
-import os, time
-from pathlib import Path
-
-def score(prompt, answer, expected):
-    home = Path({home!r})
-    with (home / "calls").open("a") as calls:
-        calls.write("x")
-    if (home / "calls").stat().st_size > {rows} and not (home / "gate").exists():
-        (home / "held").touch()
-        time.sleep(20)
-    return 0.25
-"""
-
-
-def test_a_rank_killed_during_the_last_score_repeats_this_score_and_no_step(trainings, undisturbed):
-    training, rows = trainings("scored"), undisturbed.evaluations[0].rows
-    (training.home / "my.py").write_text(SCORE_FILE.format(home=str(training.home), rows=rows))
-    training.score = str(training.home / "my.py")
     process = training.begin()
     wait_for((training.home / "held").exists, "the last score", WAIT_SEC)
     descendants = descendant_pids(process.pid)
@@ -154,17 +128,21 @@ def test_a_rank_killed_during_the_last_score_repeats_this_score_and_no_step(trai
     assert TrialResult.read(training.out / "result.json").status is TrialStatus.LOST
     wait_for(lambda: not alive(descendants), "the end of ranks and score", WAIT_SEC)
 
-    (training.home / "gate").touch()
+    (training.home / "score").touch()
     record = training.finish()
-    check_same(record, undisturbed)
-    assert [restart.from_step for restart in record.restarts] == [STEPS]
+    assert record.adapter_sha256 == undisturbed.adapter_sha256
+    assert record.steps.loss == undisturbed.steps.loss
+    assert record.steps.step == list(range(1, STEPS + 1)), "every step is recorded once"
+    assert record.derived.warmup_share == 0.1, "the attempt derives what the plan leaves open"
+    assert [restart.attempt for restart in record.restarts] == [2, 3, 4, 5]
+    steps = [2, stopped.steps_done, stopped.steps_done + 1, STEPS]
+    assert [restart.from_step for restart in record.restarts] == steps
+    assert record.restarts[0].since_checkpoint_sec is not None
     assert (training.home / "calls").stat().st_size == 2 * rows + 1, "the answers before are scored once"
     assert record.score is not None
     assert (record.score.before, record.score.after) == ([0.25] * rows, [0.25] * rows)
 
-
-def test_the_losses_do_not_depend_on_the_number_of_ranks(trainings, undisturbed):
-    record = trainings("single").finish(ranks=1)
-    assert record.steps.targets == undisturbed.steps.targets
-    assert record.steps.learning_rate == undisturbed.steps.learning_rate
-    assert record.steps.loss == pytest.approx(undisturbed.steps.loss, rel=1e-4)
+    single = trainings("single").finish(ranks=1)
+    assert single.steps.targets == undisturbed.steps.targets
+    assert single.steps.learning_rate == undisturbed.steps.learning_rate
+    assert single.steps.loss == pytest.approx(undisturbed.steps.loss, rel=1e-4)

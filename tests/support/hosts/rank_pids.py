@@ -9,8 +9,6 @@ from pathlib import Path
 
 from bench.machine.sampler import process_tree
 
-SILENCE_SEC = 15  # if many processes share few cores, a rank is silent for seconds during its imports
-
 
 def descendant_pids(root: int) -> list[int]:
     return list(process_tree(root, excluded_pid=root)[1:])

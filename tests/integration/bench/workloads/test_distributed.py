@@ -44,19 +44,12 @@ def ranks(monkeypatch, ddp_trial, tmp_path):
     monkeypatch.setattr(watch.subprocess, "Popen", lambda _argv, **options: real(argv, **options))
     limits = watch.RankLimits(silence_sec=5.0, step_sec=10.0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    stale = tmp_path / "qlora-fleet-ranks-stale"  # left by a killed process
-    stale.mkdir()
-    os.utime(stale, (1, 1))
     with Ranks(ddp_trial(), "gloo", limits, module="ranks") as ranks:
         yield ranks
 
 
 def write_heartbeat(ranks: Ranks, rank: int, **heartbeat: object) -> None:
     (ranks.folder / f"rank-{rank}.json").write_text(json.dumps({"pid": 0, "count": 1, "moves": 1} | heartbeat))
-
-
-def test_the_folders_of_killed_processes_are_removed(ranks):
-    assert [path.name for path in ranks.folder.parent.glob("qlora-fleet-ranks-*")] == [ranks.folder.name]
 
 
 def test_too_few_gpus_are_rejected_and_none_means_gloo(ddp_trial):
@@ -113,7 +106,7 @@ def test_a_step_has_the_time_of_its_slowest_rank_and_the_size_of_one_device(ddp_
     ("position", "seconds", "alive", "failure"),
     [
         pytest.param(
-            {"phase": "measure", "step": 7}, 6, [0], r"^rank 1 .* 5 s in measure step 7$",
+            {"phase": "measure", "step": 7}, 6, [0], r"^rank 1 .* 5 s in measure step 7 \(its process is stopped\)$",
             id="a silent rank is named and the waiting one is not",
         ),
         pytest.param(
@@ -130,6 +123,8 @@ def test_a_rank_that_hangs_is_named(monkeypatch, ranks, position, seconds, alive
     for rank in (0, 1):
         write_heartbeat(ranks, rank, **position, **waiting[rank])
     ranks.check_progress()
+    os.kill(ranks._processes[1].pid, signal.SIGSTOP)
+    wait_for(lambda: watch._is_stopped(ranks._processes[1].pid))
     later = time.monotonic() + seconds
     monkeypatch.setattr(watch.time, "monotonic", lambda: later)
     for rank in alive:
