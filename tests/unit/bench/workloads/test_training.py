@@ -1,4 +1,4 @@
-"""A training trial's phases, recipe fallbacks, predicted memory, and settings by flags."""
+"""A training trial's phases and predicted memory."""
 
 import dataclasses
 import json
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from bench import torch_stack
 from bench.harness.record import PHASES, Clock, PhaseClock, Record, Request
 from bench.predict import memory
 from bench.workloads import training
@@ -50,14 +49,6 @@ def test_device_event_phases_are_summed_over_micro_batches_in_seconds():
     assert clock.read() == pytest.approx({"data": 3e-3, "forward": 3e-3, "backward": 3e-3, "optimizer": 1e-3})
 
 
-def test_phases_on_the_cpu_add_up_to_the_step(monkeypatch):
-    ticks = iter([10.0, 10.5, 12.5, 16.5, 17.5])
-    monkeypatch.setattr(torch_stack, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
-    clock = PhaseClock(SimpleNamespace(), is_cuda=False)
-    run_step(clock, 1)
-    assert clock.read() == {"data": 0.5, "forward": 2.0, "backward": 4.0, "optimizer": 1.0}
-
-
 @pytest.fixture
 def record(make_record) -> Record:
     return make_record()
@@ -74,12 +65,9 @@ def test_each_phase_becomes_a_measurement_with_an_interval(record):
         assert item.context == {"clock": "host"}
 
 
-def test_a_trial_without_steps_has_no_phases_and_phases_do_not_count_as_steps(record):
+def test_a_trial_without_steps_has_no_phases(record):
     training._add_phases(record, [])
     assert record.measurements == []
-    record.steps.step_time_sec.extend([0.1, 0.1])
-    training._add_phases(record, [dict.fromkeys(PHASES, 0.1)])
-    assert record.steps_done == 2
 
 
 # Predicted memory -----------------------------------------------------------------------------------------------------
@@ -112,18 +100,3 @@ def test_predicted_memory_belongs_to_the_recipe_that_was_built(
         memory.peak_bytes(config, dataclasses.replace(trial, **changes), captured=captured == "yes"),
     )
     assert measurement.context == {"recipe": built.split()[0]}
-
-
-# Recipes --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_fallback_is_flagged(record, monkeypatch):
-    flag = "matmul bf16 (int8 is not supported: no GPU)"
-    facts = {"recipe_notes": flag}
-    step = SimpleNamespace(
-        recipe="fast", flags=(flag,), facts=lambda: facts, load_sec=1.0, trained_parameters=1, optimizer_name="AdamW"
-    )
-    monkeypatch.setattr(training.recipes, "load", lambda *_: step)
-    record.fingerprint["model_parameters"] = 1
-    training._load(record, None, SimpleNamespace(is_cuda=False), SimpleNamespace(check=int))
-    assert (record.flags, record.fingerprint["recipe_notes"]) == ([flag], flag)

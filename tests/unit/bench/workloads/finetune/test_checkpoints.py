@@ -176,7 +176,7 @@ def test_a_disk_without_enough_space_is_rejected_before_the_first_step(tmp_path)
         resume.check_free_space(tmp_path, 1 << 60)
 
 
-def test_a_last_checkpoint_that_failed_is_written_again_and_a_slow_one_shows_progress(lab, tmp_path, monkeypatch):
+def test_a_training_goes_on_on_a_full_disk_and_tries_its_last_checkpoint_again(lab, tmp_path, monkeypatch):
     tries, waited, write_checkpoint = iter([full_disk]), threading.Event(), checkpoint.write
 
     def write_late(*arguments):
@@ -184,26 +184,22 @@ def test_a_last_checkpoint_that_failed_is_written_again_and_a_slow_one_shows_pro
         return next(tries, write_checkpoint)(*arguments)
 
     monkeypatch.setattr(checkpoint, "write", write_late)
-    trainer = lab(training={"max_steps": 1}).trainer(tmp_path)
+    parts = lab(training={"max_steps": 1, "evaluate_every": 0})
+    trainer = parts.trainer(tmp_path)
     monkeypatch.setattr(trainer.checkpoint_manager, "_on_wait", waited.set)
-    trainer.run()
+    assert trainer.run() == "finished"
     assert trainer.checkpoint_manager.written_step == 1
+    (flag,) = [line["flag"] for line in parts.reports if "flag" in line]
+    assert "step 1 " in flag
+    assert f"No space left on device: {tmp_path}" in flag
 
 
-def test_an_adapter_includes_all_tokenizer_files_of_the_model(tmp_path: Path):
-    model = tmp_path / "model"
-    model.mkdir()
-    for name in model_folder.TOKENIZER_FILES:
-        (model / name).write_text("{}")
-    assert set(model_folder.TOKENIZER_FILES) <= checkpoint_manager.write_adapter(tmp_path, {}, WEIGHTS, model).keys()
-
-
-def test_the_trainings_own_template_is_the_adapters(modules, tmp_path: Path):
-    model = tiny_training.make_folder(modules, tmp_path / "models" / "tiny--tiny")
-    files = checkpoint_manager.write_adapter(tmp_path, {}, WEIGHTS, model, "{{ messages[0].content }}")
-    assert files[model_folder.TEMPLATE_FILE] == len("{{ messages[0].content }}")
-    assert load_tokenizer(tmp_path / "adapter").chat_template == "{{ messages[0].content }}"
-    assert load_tokenizer(model).chat_template != "{{ messages[0].content }}"
+def test_an_adapter_includes_the_models_tokenizer_files_and_the_trainings_own_template(tiny_inputs, tmp_path: Path):
+    template, (model, _) = "{{ messages[0].content }}", tiny_inputs
+    names = {name for name in checkpoint.TOKENIZER_FILES if (model / name).exists()}
+    files = checkpoint_manager.write_adapter(tmp_path, {}, WEIGHTS, model, template)
+    assert names | {model_folder.TEMPLATE_FILE} <= files.keys()
+    assert load_tokenizer(tmp_path / "adapter").chat_template == template != load_tokenizer(model).chat_template
 
 
 def test_a_write_that_fails_raises_os_error(tmp_path: Path):

@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import re
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,15 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from bench.data.inputs import InputError
-from bench.harness.record import Clock, Record, Request
+from bench.harness.record import Request
 from bench.harness.termination import Stopped, StopSignals, classify_error
-from bench.records.paths import PROGRESS_FILE
-from bench.records.status import Outcome, ReasonCode, TrialStatus
+from bench.records.status import ReasonCode, TrialStatus
 from bench.records.training import DerivedSettings
 from bench.workloads.finetune import finetune
 from bench.workloads.finetune.training_set import FirstAttempt
 from bench.workloads.ranks.launcher import RankLauncher
-from bench.workloads.ranks.watch import RankKilled, RankOutOfMemory, Ranks, RankSample
+from bench.workloads.ranks.watch import RankOutOfMemory, Ranks
 from tests.support import tiny_training
 from tests.support.faults import full_disk
 
@@ -77,17 +74,6 @@ def test_a_training_without_memory_for_its_rehearsal_tries_a_smaller_configurati
     assert FirstAttempt.read(tmp_path).fitted.held_layers == measure.starts[-1], "a later attempt has the same"
 
 
-def test_ranks_that_are_killed_count_as_killed_and_not_as_failed(tmp_path):
-    ranks = Ranks.__new__(Ranks)
-    ranks.folder = tmp_path
-    ranks._processes = dict.fromkeys(range(2), SimpleNamespace(poll=lambda: -signal.SIGKILL))
-    position = {"phase": "train", "step": 7}
-    ranks._samples = [RankSample(heartbeat=position, last_heartbeat=0.0, last_progress=0.0) for _ in range(2)]
-    assert isinstance(ranks.failure(), RankKilled)
-    assert re.fullmatch("rank 0 .* SIGKILL in train step 7", str(ranks.failure()))
-    assert ranks.local_failures() == {"ranks": [(0, -signal.SIGKILL), (1, -signal.SIGKILL)], "errors": []}
-
-
 def test_ranks_on_a_full_disk_are_lost_and_the_disk_is_named(tmp_path, monkeypatch):
     ranks = Ranks.__new__(Ranks)
     ranks.folder, ranks._processes, ranks._samples = tmp_path / "ranks", {0: SimpleNamespace(poll=lambda: 1)}, []
@@ -100,23 +86,3 @@ def test_ranks_on_a_full_disk_are_lost_and_the_disk_is_named(tmp_path, monkeypat
 def test_a_checkpoint_folder_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"^/proc: "):
         finetune._checkpoint_folder(Request(out=tmp_path, checkpoints=Path("/proc")))
-
-
-def test_the_first_machine_reports_a_stopped_rank_as_preempted(tmp_path):
-    reason = "rank 1 had no time to end its step"
-    ranks = SimpleNamespace(
-        folder=tmp_path, poll=lambda: 1, check_progress=lambda: None, last_lines=lambda _: [],
-        dispatch_lines=lambda _: None, failure=lambda _: Stopped(ReasonCode.WORKER_STOPPED, reason),
-    )  # fmt: skip
-    record = SimpleNamespace(log=lambda _: None, trial=tiny_training.plan(tmp_path, tmp_path, world_size=2))
-    stoppable = RankLauncher(record.trial, StopSignals(), None, module="ranks", grace_sec=0.01)
-    with pytest.raises(Stopped) as stopped:
-        stoppable.lead(ranks, record, lambda _: None)
-    assert stopped.value.outcome == Outcome.of(ReasonCode.WORKER_STOPPED, reason)
-
-
-def test_a_training_shows_no_planned_steps_while_its_data_is_read(tmp_path):
-    record = Record(Request(out=tmp_path), tiny_training.plan(tmp_path, tmp_path), Clock())
-    with record.timed("data"):
-        progress = json.loads((tmp_path / PROGRESS_FILE).read_text())
-    assert (progress["phase"], progress["step"], progress["steps"]) == ("data", 0, 0)
