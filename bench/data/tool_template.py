@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bench.data.inputs import Conversation, InputError
@@ -74,25 +74,19 @@ class ToolTemplate:
             raise InputError(
                 f"{conversation.location}: tools: the model's chat template does not write them", remedy=REMEDY
             )
-        messages, is_text_lost = conversation.messages, False
-        tool_turns = [index for index, message in enumerate(messages) if message.keys() & {"tool_calls", "name"}]
-        if tool_turns:
-            shape = self._shape(conversation)
-            identifiers: dict[str, str] = {}
-            for index in tool_turns:
-                calls = messages[index].get("tool_calls")
-                if calls is not None:
-                    if len(calls) > 1 and not shape.writes_several:
-                        raise InputError(
-                            f"{conversation.location}: tool_calls: the model's chat template writes only the first of "
-                            f"a turn's {len(calls)} calls",
-                            remedy="write each call as a turn of its own, followed by its result",
-                        )
-                    is_text_lost |= bool(messages[index]["content"].strip()) and not shape.writes_text
-                    messages[index] = _call_turn(messages[index], index, shape, identifiers)
-                else:
-                    messages[index] = _result_turn(messages, index, shape, identifiers)
-        return messages, is_text_lost
+        messages = conversation.messages
+        calling = [message for message in messages if "tool_calls" in message]
+        if not calling:
+            return messages, False
+        shape, most_calls = self._shape(conversation), max(len(message["tool_calls"]) for message in calling)
+        if most_calls > 1 and not shape.writes_several:
+            raise InputError(
+                f"{conversation.location}: tool_calls: the model's chat template writes only the first of a turn's "
+                f"{most_calls} calls",
+                remedy="write each call as a turn of its own, followed by its result",
+            )
+        is_text_lost = not shape.writes_text and any(message["content"].strip() for message in calling)
+        return _in_shape(messages, shape), is_text_lost
 
     @functools.cached_property
     def _writes_tools(self) -> bool:
@@ -129,11 +123,7 @@ class ToolTemplate:
                 reason = "role tool: the model's chat template does not write results of tools"
                 continue
             with_text = self._render(_probe_turns(shape._replace(empty_content=TEXT), identifier), tools)
-            question, calling, result, *answer = _probe_turns(shape, identifier)
-            (call,), other = calling["tool_calls"], {"id": identifier[::-1]}
-            calling["tool_calls"] = [call, {**call, **other}]
-            results = [result, {**result, "tool_call_id": other["id"]}]
-            several = self._render([question, calling, *results, *answer], tools)
+            several = self._render(_probe_turns(shape, identifier, identifier[::-1]), tools)
             return shape._replace(
                 needs_ids=not self._render(_probe_turns(shape, None), tools),
                 writes_text=all(part in with_text for part in (TEXT, FUNCTION, VALUE)),
@@ -149,60 +139,50 @@ class ToolTemplate:
             return ""
 
 
-def _probe_turns(shape: Shape, identifier: str | None) -> list[dict[str, Any]]:
-    """Build a question, a call in this shape, its result and an answer."""
-    call: dict[str, Any] = {"type": "function", "function": {"name": FUNCTION, "arguments": {KEY: VALUE}}}
-    calling = {"role": "assistant", "content": shape.empty_content or "", "tool_calls": [call]}
-    result: dict[str, Any] = {"role": "tool", "content": RESULT, "name": FUNCTION}
-    if identifier is not None:
-        call["id"] = result["tool_call_id"] = identifier
-    identifiers = {} if identifier is None else {identifier: identifier}
-    return [
+def _probe_turns(shape: Shape, *identifiers: str | None) -> list[dict[str, Any]]:
+    """Build a question, a turn with a call for each id in this shape, their results and an answer."""
+    call = {"type": "function", "function": {"name": FUNCTION, "arguments": {KEY: VALUE}}}
+    result = {"role": "tool", "content": RESULT, "name": FUNCTION}
+    calls = [call if each is None else {**call, "id": each} for each in identifiers]
+    turns = [
         {"role": "user", "content": QUESTION},
-        _call_turn(calling, 1, shape._replace(needs_ids=False), identifiers),
-        result,
+        {"role": "assistant", "content": shape.empty_content or "", "tool_calls": calls},
+        *(result if each is None else {**result, "tool_call_id": each} for each in identifiers),
         {"role": "assistant", "content": "A."},
     ]
+    return _in_shape(turns, shape._replace(needs_ids=False))
 
 
-def _call_turn(message: dict[str, Any], turn: int, shape: Shape, identifiers: dict[str, str]) -> dict[str, Any]:
-    """Return the assistant's turn in this shape; note the id that each of its ids becomes."""
-    calls = []
-    for index, call in enumerate(message["tool_calls"]):
-        function = call["function"]
-        if shape.has_text_arguments:
-            arguments = json.dumps(function["arguments"], ensure_ascii=False)
-            function = {**function, "arguments": arguments}
-        shaped = {"type": "function", "function": function}
-        identifier = call.get("id")
-        if identifier is not None:
-            identifiers[identifier] = _shaped_id(identifier, shape)
-            shaped["id"] = identifiers[identifier]
-        elif shape.needs_ids:
-            shaped["id"] = _derived_id(f"{turn} {index} {function['name']}")
-        calls.append(shaped)
-    content = message["content"] if message["content"].strip() and shape.writes_text else shape.empty_content
-    return {**message, "content": content, "tool_calls": calls}
+def _in_shape(messages: Sequence[dict[str, Any]], shape: Shape) -> list[dict[str, Any]]:
+    """Return messages with their calls and results in this shape."""
+    shaped, identifiers, waiting = list[dict[str, Any]](), dict[str, str](), list[str]()
+    for turn, message in enumerate(messages):
+        if "tool_calls" in message:
+            calls = [_call(call, f"{turn} {index}", shape) for index, call in enumerate(message["tool_calls"])]
+            waiting = [call["id"] for call in calls if "id" in call]
+            given = (call.get("id", "") for call in message["tool_calls"])
+            identifiers.update(zip(given, waiting, strict=False))
+            content = message["content"] if message["content"].strip() and shape.writes_text else shape.empty_content
+            message = {**message, "content": content, "tool_calls": calls}
+        elif "tool_call_id" in message:
+            message = {**message, "tool_call_id": identifiers[message["tool_call_id"]]}
+        elif message["role"] == "tool" and shape.needs_ids:
+            message = {**message, "tool_call_id": waiting.pop(0)}
+        shaped.append(message)
+    return shaped
 
 
-def _result_turn(
-    messages: list[dict[str, Any]], index: int, shape: Shape, identifiers: dict[str, str]
-) -> dict[str, Any]:
-    """Return a tool's turn with the id of its call."""
-    message = messages[index]
-    identifier = message.get("tool_call_id")
-    if identifier is not None:
-        return {**message, "tool_call_id": identifiers[identifier]}
-    if not shape.needs_ids:
-        return message
-    calling = max(turn for turn in range(index) if "tool_calls" in messages[turn])
-    return {**message, "tool_call_id": messages[calling]["tool_calls"][index - calling - 1]["id"]}
-
-
-def _shaped_id(identifier: str, shape: Shape) -> str:
-    if not shape.has_short_ids or SHORT_ID_PATTERN.fullmatch(identifier):
-        return identifier
-    return _derived_id(identifier)
+def _call(call: Mapping[str, Any], place: str, shape: Shape) -> dict[str, Any]:
+    """Return a call in this shape; an id that the line does not give follows from the call's place."""
+    function, identifier = call["function"], call.get("id")
+    if identifier is None and shape.needs_ids:
+        identifier = _derived_id(f"{place} {function['name']}")
+    elif identifier is not None and shape.has_short_ids and not SHORT_ID_PATTERN.fullmatch(identifier):
+        identifier = _derived_id(identifier)
+    if shape.has_text_arguments:
+        function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+    shaped = {"type": "function", "function": function}
+    return shaped if identifier is None else {**shaped, "id": identifier}
 
 
 def _derived_id(seed: str) -> str:
