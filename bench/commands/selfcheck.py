@@ -2,29 +2,23 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from bench import torch_stack
+from bench.commands.run import run
 from bench.data import demo
 from bench.data.inputs import InputError
+from bench.harness.record import Request
 from bench.machine import fingerprint
 from bench.machine.preflight import check, require_gpus_for
 from bench.records import suite
-from bench.records.checksummed import ResultError
-from bench.records.paths import RESULT_FILE
-from bench.records.result import TrialResult
 from bench.records.units import format_gib
-
-TRIAL_SEC = 300.0
 
 
 def selfcheck() -> int:
-    """Print the versions, the device and the result; return 0 if a trial runs here, else 1."""
+    """Print the versions, the device and the result; return 0 if a trial runs here."""
     try:
         modules = _load_stack()
     except InputError as error:
@@ -73,15 +67,7 @@ def _run_two_steps(folder: Path) -> int:
     demo.build_model(model, num_hidden_layers=1)
     (trial, *_) = suite("quick", "tiny", str(model), str(data))
     sizes: dict[str, Any] = {"max_seq_len": 32, "micro_batch_size": 2, "warmup_steps": 0, "measured_steps": 2}
-    trial = dataclasses.replace(trial, name="selfcheck", reason="does a trial run here?", suite="selfcheck", **sizes)
-    (folder / "trial.json").write_text(trial.to_text(), encoding="utf-8")
-    argv = (sys.executable, "-m", "bench", "run", "--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
-    variables = os.environ | {"PYTHONPATH": fingerprint.import_path()}
-    try:
-        subprocess.run(argv, env=variables, timeout=TRIAL_SEC, check=False)
-        result = TrialResult.read(folder / "out" / RESULT_FILE)
-    except (subprocess.TimeoutExpired, ResultError) as error:
-        print(f"the two-step trial left no result: {error}")
-        return 1
-    print(f"two-step trial: {result.status.value}" + (f": {result.reason}" if result.reason else ""))
-    return 0 if result.metrics is not None and result.reason is None else 1
+    return run(
+        dataclasses.replace(trial, name="selfcheck", reason="does a trial run here?", suite="selfcheck", **sizes),
+        Request(out=folder / "out"),
+    )

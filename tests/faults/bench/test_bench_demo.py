@@ -56,7 +56,7 @@ def test_the_selfcheck_runs_a_trial(bench_environment, bench_server, tmp_path):
         out, err = process.communicate(timeout=WAIT_SEC)
     assert (process.returncode, err) == (0, "")
     assert "no CUDA device" in out
-    assert out.splitlines()[-1].endswith(": SUCCEEDED")
+    assert " SUCCEEDED selfcheck " in out.splitlines()[-1]
 
 
 def test_the_selfcheck_names_a_missing_library(bench_environment, bench_server, tmp_path):
