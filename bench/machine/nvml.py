@@ -43,12 +43,10 @@ class GpuSample:
     """Readings of one GPU at one moment. `clock_limits`: active reasons; memory excludes the driver's if known."""
 
     utilization_percent: int | None = None
-    memory_utilization_percent: int | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     power_watts: float | None = None
     sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
     temperature_celsius: int | None = None
     clock_limits: tuple[str, ...] | None = None
 
@@ -71,19 +69,16 @@ class Gpu:
 
     def read(self) -> GpuSample:
         """Read everything that changes, except processes: about ten calls. Library errors become None."""
-        nvml = self._library
         use = self._query("nvmlDeviceGetUtilizationRates")
         memory = self._memory()
         power = self._query("nvmlDeviceGetPowerUsage")
         return GpuSample(
             utilization_percent=None if use is None else int(use.gpu),
-            memory_utilization_percent=None if use is None else int(use.memory),
             memory_used_bytes=None if memory is None else int(memory.used),
             memory_total_bytes=None if memory is None else int(memory.total),
             power_watts=None if power is None else power / 1000.0,
-            sm_clock_mhz=self._query("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-            memory_clock_mhz=self._query("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-            temperature_celsius=self._query("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+            sm_clock_mhz=self._query("nvmlDeviceGetClockInfo", self._library.NVML_CLOCK_SM),
+            temperature_celsius=self._query("nvmlDeviceGetTemperature", self._library.NVML_TEMPERATURE_GPU),
             clock_limits=self._clock_limits(),
         )
 
@@ -117,12 +112,11 @@ class Gpu:
             ecc_uncorrected=self._query("nvmlDeviceGetTotalEccErrors", *kinds),
             is_remap_pending=bool(rows[2]),
             is_remap_failed=bool(rows[3]),
-            is_lost=self._is_lost,
+            is_lost=self._is_lost(),
         )
 
-    @property
     def _is_lost(self) -> bool:
-        """True if the driver reports that it has lost the GPU."""
+        """Return whether the driver reports that it has lost the GPU."""
         try:
             self._library.nvmlDeviceGetTemperature(self._handle, self._library.NVML_TEMPERATURE_GPU)
         except self._library.NVMLError as error:

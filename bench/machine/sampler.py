@@ -40,11 +40,9 @@ COLUMNS = (
     "phase",
     "gpu",
     "gpu_utilization_percent",
-    "gpu_memory_utilization_percent",
     "gpu_memory_used_bytes",
     "gpu_power_watts",
     "gpu_sm_clock_mhz",
-    "gpu_memory_clock_mhz",
     "gpu_temperature_celsius",
     "gpu_clock_limits",  # names separated by spaces; "none"; empty if unknown
     "gpu_other_processes",  # pid:bytes separated by spaces; "none"; "unknown" if the pids cannot be distinguished
