@@ -74,33 +74,12 @@ def test_a_system_text_for_all_lines_moves_the_turns_and_keeps_a_lines_own() -> 
 
 def test_tool_turns_of_a_table_are_those_of_its_lines(tmp_path: Path) -> None:
     """Two tools with other parameters: in a table each has the keys of both, the other's as null."""
-    functions = [
-        {"name": name, "parameters": {"type": "object", "properties": {key: {"type": "string"}}}}
-        for name, key in (("f", "x"), ("g", "y"))
-    ]
-    calls = [
-        {"id": name, "type": "function", "function": {"name": name, "arguments": {key: "1"}}}
-        for name, key in (("f", "x"), ("g", "y"))
-    ]
-    line = {
-        "tools": [{"type": "function", "function": function} for function in functions],
-        "messages": [
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": None, "tool_calls": calls},
-            *({"role": "tool", "content": "r", "tool_call_id": call["id"]} for call in calls),
-        ],
-    }
-    table, lines = tmp_path / "d.parquet", tmp_path / "d.jsonl"
-    parquet.write_table(pyarrow.Table.from_pylist([line]), table)
-    lines.write_text(json.dumps(line), encoding="utf-8")
-    (expected,), (read,) = readers.read(lines), readers.read(table)
+    functions = [{"name": name, "parameters": {"properties": {name: {"type": "string"}}}} for name in "fg"]
+    calls = [{"id": name, "function": {"name": name, "arguments": {name: "1"}}} for name in "fg"]
+    results = [{"role": "tool", "content": "r", "tool_call_id": name} for name in "fg"]
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": calls}, *results]
+    line = {"tools": [{"function": function} for function in functions], "messages": turns}
+    parquet.write_table(pyarrow.Table.from_pylist([line]), tmp_path / "d.parquet")
+    (read,), expected = readers.read(tmp_path / "d.parquet"), parsed(**line)
     assert (read.messages, read.tools, read.digest) == (expected.messages, expected.tools, expected.digest)
     assert read.unread_keys == ()
-
-
-def test_lines_with_the_same_remedy_are_listed_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "d.jsonl"
-    path.write_text(f"{json.dumps(tool_line('{'))}\n" * 2, encoding="utf-8")
-    with pytest.raises(InputError) as caught:
-        readers.read(path)
-    assert caught.value.remedy == "write an object or its JSON text"

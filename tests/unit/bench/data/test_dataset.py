@@ -86,10 +86,11 @@ def test_lines_without_an_example_and_what_is_lost_are_counted(tmp_path: Path, b
 
 def test_a_length_is_counted_up_to_its_own_edge(tmp_path: Path, build) -> None:
     path = write(tmp_path / "d.jsonl", [1])
-    length = build(spec_of(path)).training.lengths[0]
+    data = build(spec_of(path))
+    length = data.training.lengths[0]
     for max_seq_len in range(length, 4 * length):
         spec = spec_of(path, max_seq_len=max_seq_len)
-        report = dataset.summarize(spec, build(spec), max_seq_len, Separation(), was_cached=False, seconds=0.0)
+        report = dataset.summarize(spec, data, max_seq_len, Separation(), was_cached=False, seconds=0.0)
         edge = report.length_edges[report.lengths.index(1)]
         assert edge >= length > ([0, *report.length_edges][report.lengths.index(1)])
 
@@ -97,9 +98,8 @@ def test_a_length_is_counted_up_to_its_own_edge(tmp_path: Path, build) -> None:
 def test_the_lines_that_the_template_rejects_are_listed_at_once(tmp_path: Path, build) -> None:
     path = tmp_path / "d.jsonl"
     bad = json.dumps({"messages": [{"role": "assistant", "content": "no question"}]})
-    good = [json.dumps({"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "x"}]})
-            for n in range(200)]  # fmt: skip
-    path.write_text("\n".join([bad, *good[:99], bad, *good[99:]]))
+    good = bad.replace("[", '[{"role": "user", "content": "a?"}, ')
+    path.write_text("\n".join([bad, *[good] * 99, bad]))
     with pytest.raises(InputError, match=r"2 lines .*line 1, 101: "):
         build(spec_of(str(path)))
 
@@ -120,11 +120,8 @@ def test_a_file_without_answers_is_rejected_for_that_and_not_for_its_repeated_li
     path = write(tmp_path / "t.jsonl", [1, 1, 1])
     with pytest.raises(InputError, match=dataset.IN_VALIDATION):
         build(spec_of(path, validation_file=write(tmp_path / "v.jsonl", [1, 2])))
-
-
-def test_data_without_a_held_out_example_is_rejected(tmp_path: Path, build) -> None:
     with pytest.raises(InputError, match=r"; raise train\.validation_fraction"):
-        build(spec_of(write(tmp_path / "e.jsonl", range(3)), validation_share=1e-9))
+        build(spec_of(path, validation_share=1e-9))
 
 
 @pytest.mark.parametrize("case", load_cases(__file__, "invalid_specs.yaml"))

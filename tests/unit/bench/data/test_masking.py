@@ -16,6 +16,7 @@ from bench.data.inputs import InputError
 from bench.data.tokenizer import ChatTemplate
 from bench.records.training import LostToLength
 from tests.support.cases import Case, load_cases
+from tests.support.thorough import examples
 from tests.unit.bench.data.conftest import build, conversation, targets
 
 plain_text = partial(conversation, is_text=True)
@@ -40,7 +41,7 @@ def test_a_conversation_gives_its_targets_and_findings(case: Case, tokenizer_of:
 texts = st.text(st.characters(codec="utf-8", exclude_characters="<[|"), min_size=1, max_size=20).filter(str.strip)
 
 
-@settings(deadline=None)  # the first call compiles the templates
+@settings(deadline=None, max_examples=examples(100))  # the first call compiles the templates
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=3), st.none() | texts)
 def test_each_answer_follows_its_prompt_for_any_text(
     tokenizer_of: Callable[..., Any], pairs: list[tuple[str, str]], system: str | None
@@ -88,21 +89,6 @@ def test_a_token_is_found_at_its_offset(tokenizer_of: Callable[..., Any], text: 
         assert masking._token_at(encoding, len(starts), character) == bisect_left(starts, character)
 
 
-def test_a_long_conversation_is_cut_without_rendering_each_beginning(
-    tokenizer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    renders, render = [], ChatTemplate.render
-    monkeypatch.setattr(ChatTemplate, "render", lambda *args, **options: renders.append(1) or render(*args, **options))
-    turns = TWO * 20
-    tokenizer = tokenizer_of("chatml")
-    (example,), reported = build(tokenizer, conversation(*turns), max_seq_len=100, too_long="cut")
-    (whole,), _ = build(tokenizer, conversation(*turns))
-    assert example.ids == whole.ids[: len(example.ids)]
-    assert 100 - len(example.ids) < len(build(tokenizer, conversation(*TWO[:2]))[0][0].ids)
-    assert reported.counts == {findings.TOO_LONG_CUT: 1}
-    assert len(renders) < 300, "all beginnings take 1,000"
-
-
 def test_examples_of_each_answer_are_bounded(tokenizer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     examples, _ = build(tokenizer_of("mistral"), conversation(*WITH_SYSTEM))
     assert len(examples) == 2
@@ -112,15 +98,18 @@ def test_examples_of_each_answer_are_bounded(tokenizer_of: Callable[..., Any], m
 
 
 @pytest.mark.parametrize("template", ["chatml", "mistral"])
-def test_cut_keeps_whole_answers_and_the_token_that_ends_them(template: str, tokenizer_of: Callable[..., Any]) -> None:
-    tokenizer = tokenizer_of(template)
-    turns = [*TWO, ("user", "c?"), ("assistant", "C" * 100)]
-    whole = len(build(tokenizer, conversation(*turns))[0][0].ids)
-    two = len(build(tokenizer, conversation(*TWO))[0][0].ids)
-    for max_seq_len in (two, two + 5, whole - 1):
+def test_cut_keeps_whole_answers_and_the_token_that_ends_them_and_renders_few_beginnings(
+    template: str, tokenizer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, renders, render = tokenizer_of(template), list[int](), ChatTemplate.render
+    turns = [*TWO * 20, ("user", "c?"), ("assistant", "C" * 100)]
+    whole, two = (len(build(tokenizer, conversation(*part))[0][0].ids) for part in (turns, TWO))
+    monkeypatch.setattr(ChatTemplate, "render", lambda *args, **options: renders.append(1) or render(*args, **options))
+    for max_seq_len in (two, two + 5):
         (example,), reported = build(tokenizer, conversation(*turns), max_seq_len=max_seq_len, too_long="cut")
         assert example.ids == build(tokenizer, conversation(*TWO))[0][0].ids
         assert reported.counts == {findings.TOO_LONG_CUT: 1}
+    assert len(renders) < 600, "all beginnings take 2,000"
     assert build(tokenizer, conversation(*turns), max_seq_len=whole, too_long="cut")[1].counts == {}
 
 

@@ -13,6 +13,7 @@ from bench.data import findings, masking
 from bench.data.inputs import InputError
 from bench.data.masking import Example
 from bench.data.tokenizer import ChatTemplate, load_tokenizer
+from tests.support.thorough import examples
 from tests.unit.bench.data import conftest
 from tests.unit.bench.data.conftest import conversation, targets
 
@@ -84,7 +85,7 @@ PIECES = ["<s>", "</s>", "<|im_end|>", "[INST]", "<", "|", "s>", "\u6f22", " ", 
 texts = st.lists(st.sampled_from(PIECES), min_size=1, max_size=8).map("".join)
 
 
-@settings(deadline=None)  # the first call compiles a template
+@settings(deadline=None, max_examples=examples(100))  # the first call compiles a template
 @given(texts.filter(str.strip), texts.filter(str.strip))
 def test_no_text_becomes_a_control_token(tokenizer_of: Callable[..., Any], question: str, answer: str) -> None:
     tokenizer = tokenizer_of("chatml")
@@ -126,18 +127,10 @@ def test_a_prompt_is_tokenized_like_that_of_the_examples(template: str, tokenize
     kept = masking.encode_prompt(tokenizer, "chat", question, "keep", logged.append)
     assert kept.count(tokenizer.convert_tokens_to_ids("</s>")) == 1 + ids.count(tokenizer.convert_tokens_to_ids("</s>"))
     assert logged[1:] == [f"chat {findings.TYPED_TOKEN_KEPT.format('</s>')}"]
-
-
-def test_a_control_token_of_an_earlier_turn_stays_text_and_is_logged_once(tokenizer_of: Callable[..., Any]) -> None:
-    tokenizer, logged = tokenizer_of("chatml"), list[str]()
-    turns = [
-        {"role": "user", "content": "</s>"},
-        {"role": "assistant", "content": "A"},
-        {"role": "user", "content": "b"},
-    ]
-    ids = masking.encode_prompt(tokenizer, "chat", turns, "text", logged.append)
-    assert tokenizer.convert_tokens_to_ids("</s>") not in ids
-    assert not logged
+    turns = [*question, {"role": "assistant", "content": "A"}, {"role": "user", "content": "b"}]
+    later = masking.encode_prompt(tokenizer, "chat", turns, "text", logged.append)  # typed earlier: logged earlier
+    assert later.count(tokenizer.convert_tokens_to_ids("</s>")) == (template != "chatml")
+    assert len(logged) == 2
 
 
 def test_of_named_templates_the_one_for_tools_renders_tools(tokenizer_of: Callable[..., Any]) -> None:
