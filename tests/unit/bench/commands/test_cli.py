@@ -16,11 +16,6 @@ from bench.records.status import Outcome, ReasonCode, TrialStatus, read_failure
 from tests.support.reports.synthetic import metrics_of
 
 
-def test_inspect_refuses_a_list_that_cannot_be_read_in_one_line(capsys, tmp_path: Path):
-    assert cli.main(["inspect", "--model", "M", "--data", "D", "--trials", str(tmp_path / "none.json")]) == 2
-    assert re.fullmatch(rf"{tmp_path / 'none.json'}: .*No such file or directory\n", capsys.readouterr().err)
-
-
 def test_inspect_reports_the_inputs_or_rejects_them_in_one_line(capsys, model_folder: Path, data_file: Path):
     assert cli.main(["inspect", "--model", str(model_folder), "--data", str(data_file)]) == 0
     (line,) = capsys.readouterr().out.splitlines()
@@ -82,9 +77,7 @@ def test_every_adapter_action_has_its_request_and_handler(action, capsys, monkey
 OUT = ("run", "--out", "o")
 
 
-@pytest.mark.parametrize(
-    "argv", [(), ("dance",), OUT, ("run", "--trial", "t.json"), (*OUT, "--trial", "t.json", "--trial-name", "train")]
-)
+@pytest.mark.parametrize("argv", [("dance",), OUT, (*OUT, "--trial", "t.json", "--trial-name", "train")])
 def test_wrong_usage_exits_with_2_and_one_line(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(argv)
@@ -102,7 +95,7 @@ def test_a_folder_is_prepared_with_nothing_in_it_and_one_that_cannot_be_made_is_
     run.check_not_finished(tmp_path / "a")  # a damaged result does not count as finished
 
 
-def test_metrics_are_mean_amounts_over_the_median_step(make_record, tmp_path: Path):
+def test_metrics_are_mean_amounts_over_the_median_step_if_one_was_measured(make_record, tmp_path: Path):
     record = make_record()
     for seconds, useful in ((0.2, 40), (0.1, 20), (0.9, 30)):
         record.add_step(record.steps, seconds=seconds, loss=2.0, samples=2, tokens=64, useful=useful)
@@ -116,11 +109,6 @@ def test_metrics_are_mean_amounts_over_the_median_step(make_record, tmp_path: Pa
     assert metrics.padding_percent == pytest.approx(100 * 102 / 192)
     assert metrics.peak_vram_bytes is None
     assert metrics.peak_rss_bytes > 1 << 20
-
-
-def test_without_a_measured_step_there_are_no_metrics_and_the_last_progress_counts_the_steps(
-    make_record, tmp_path: Path
-):
     record = make_record(worker="w")
     record.warmup.step_time_sec.append(0.1)
     record.write(Outcome(TrialStatus.TIMED_OUT, reason="the deadline of 1 s passed"))

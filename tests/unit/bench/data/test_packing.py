@@ -9,13 +9,15 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.architectures.architecture import Separation
 from bench.data import packing
 from bench.data.packing import SamplingPlan, pack_whole_samples
+from tests.support.thorough import examples
 
+few = settings(deadline=None, max_examples=examples(120))
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=80)
 
 
@@ -24,10 +26,15 @@ def samples_of(lengths):
     return [[number] * length for number, length in enumerate(lengths)]
 
 
+@few
 @given(lengths=LENGTHS, longest=st.integers(8, 40), rows=st.integers(1, 4))
-def test_a_row_holds_whole_samples_cut_as_padding_cuts_them(lengths, longest, rows):
+def test_a_row_holds_whole_samples_cut_as_padding_cuts_them_and_only_the_last_row_is_dropped(lengths, longest, rows):
     positions = rows * longest
-    for row in pack_whole_samples(samples_of(lengths), longest, positions, 1000):
+    packed = pack_whole_samples(samples_of(lengths), longest, positions, 1000)
+    used = Counter(token for row in packed for token in set(row.ids))
+    assert set(used.values()) <= {1}
+    assert sum(min(length, longest) for number, length in enumerate(lengths) if number not in used) <= positions
+    for row in packed:
         assert sum(row.lengths) == len(row.ids) <= positions
         assert row.samples == len(row.lengths) > 0
         first = 0
@@ -35,15 +42,6 @@ def test_a_row_holds_whole_samples_cut_as_padding_cuts_them(lengths, longest, ro
             (number,) = set(row.ids[first : first + length])
             assert length == min(lengths[number], longest)
             first += length
-
-
-@given(lengths=LENGTHS)
-def test_no_sample_is_in_two_rows_and_only_the_last_rows_are_dropped(lengths):
-    packed = pack_whole_samples(samples_of(lengths), 40, 80, 1000)
-    used = Counter(token for row in packed for token in set(row.ids))
-    assert set(used.values()) <= {1}
-    dropped = sum(min(length, 40) for number, length in enumerate(lengths) if number not in used)
-    assert dropped <= 80
 
 
 def test_data_smaller_than_a_row_makes_one_and_no_more_rows_are_made_than_needed():
@@ -65,6 +63,7 @@ def plan(lengths: list[int], **changes: Any) -> SamplingPlan:
     return SamplingPlan(lengths=lengths, digests=digests(len(lengths)), **fields)
 
 
+@few
 @given(EXAMPLE_LENGTHS, st.integers(0, 5), st.booleans(), st.none() | st.integers(1, 100))
 def test_every_example_trains_once_per_epoch_and_no_row_overflows(
     lengths: list[int], epoch: int, is_packed: bool, short: int | None
@@ -90,6 +89,7 @@ def test_rows_that_are_not_packed_hold_examples_of_about_equal_length() -> None:
     assert firsts == sorted(firsts)
 
 
+@few
 @given(EXAMPLE_LENGTHS, st.floats(0.01, 3.0), st.integers(1, 20))
 def test_there_are_as_many_batches_as_steps(lengths: list[int], epochs: float, maximum: int) -> None:
     batches = list(plan(lengths).batches(epochs))

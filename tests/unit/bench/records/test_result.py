@@ -13,7 +13,6 @@ from bench.records.atomic_files import write_atomic
 from bench.records.bootstrap import Interval, quantile, summarize
 from bench.records.checksummed import ResultError
 from bench.records.result import Steps, TrialResult
-from bench.records.run import RunRecord
 from bench.records.status import ReasonCode, TrialStatus
 from tests.support.faults import full_disk
 from tests.support.reports import synthetic
@@ -28,11 +27,6 @@ def result(make_trial) -> TrialResult:
         status=TrialStatus.FAILED,
         reason="the loss is nan at measure step 2",
         reason_code=ReasonCode.NON_FINITE_LOSS,
-        worker="worker-1",
-        run_id="20260101-000000",
-        attempt=2,
-        started_at="2026-01-01T00:00:00+00:00",
-        wall_time_sec=1.25,
         phases={"import": 0.5},
         steps=steps,
         metrics=synthetic.metrics_of(steps),
@@ -52,29 +46,22 @@ def test_a_result_round_trips_and_a_second_write_replaces_it(result, make_trial,
 
 
 @pytest.mark.slow
-def test_a_result_truncated_at_any_length_is_refused_by_name(result, tmp_path: Path):
-    whole = result.write(tmp_path).read_bytes()
-    path = tmp_path / "cut.json"
-    for length in range(0, len(whole) - 1, 17):  # without its last newline the document is still complete
+def test_a_result_cut_or_with_a_bit_flipped_is_refused_by_name_or_equal(result, tmp_path: Path):
+    whole, path = result.write(tmp_path).read_bytes(), tmp_path / "damaged.json"
+    for length in range(0, len(whole) - 1, 97):  # without its last newline the document is still complete
         path.write_bytes(whole[:length])
-        with pytest.raises(ResultError, match=r"cut\.json: not complete JSON"):
+        with pytest.raises(ResultError, match=r"damaged\.json: not complete JSON"):
             TrialResult.read(path)
-
-
-@pytest.mark.slow
-def test_a_result_with_any_bit_flipped_is_refused_or_equal(result, tmp_path: Path):
-    whole = result.write(tmp_path).read_bytes()
-    path = tmp_path / "flipped.json"
-    generator, refusals = random.Random(42), []
-    for _ in range(400):
+    generator, refusals = random.Random(42), list[str]()
+    for _ in range(100):
         index, bit = generator.randrange(len(whole)), generator.randrange(8)
         path.write_bytes(whole[:index] + bytes([whole[index] ^ (1 << bit)]) + whole[index + 1 :])
         try:
             assert TrialResult.read(path) == result  # a flipped space between two values changes nothing
         except ResultError as error:
             refusals.append(str(error))
-    assert len(refusals) > 200
-    assert all("flipped.json: " in refusal for refusal in refusals)
+    assert len(refusals) > 50
+    assert all("damaged.json: " in refusal for refusal in refusals)
 
 
 @pytest.mark.parametrize(
@@ -115,14 +102,6 @@ def test_a_checksummed_record_with_an_invalid_trial_is_refused_by_key(result, tm
         TrialResult.read(path)
 
 
-def test_a_run_round_trips_and_is_not_a_trial_result(tmp_path: Path):
-    run = synthetic.record(settings={"price_usd_per_gpu_hour": None}, provenance={"git_sha": None})
-    path = run.write(tmp_path)
-    assert RunRecord.read(path) == run
-    with pytest.raises(ResultError, match=r"run\.json: not a trial_result record"):
-        TrialResult.read(path)
-
-
 def test_a_failed_write_leaves_the_old_file_and_no_part(tmp_path: Path, monkeypatch):
     write_atomic(tmp_path / "f", b"old")
 
@@ -140,14 +119,9 @@ def test_quantiles_are_numpys(size):
         assert quantile(values, share) == pytest.approx(numpy.quantile(values, share))
 
 
-def test_a_summary_is_the_same_every_time_and_in_any_order():
-    values = [random.Random(1).gauss(1.0, 0.1) for _ in range(25)]
-    assert summarize(values) == summarize(values[::-1])
-    assert summarize(values).n == 25
-
-
-def test_a_median_lies_within_its_interval_and_one_value_is_its_own():
+def test_a_summary_is_the_same_in_any_order_and_one_value_is_its_own():
     summary = summarize([0.3, 1.0, 2.0, 3.0, 50.0])
+    assert summary == summarize([50.0, 1.0, 2.0, 3.0, 0.3])
     assert summary.low <= summary.median <= summary.high
     assert summarize([0.5]) == Interval(median=0.5, low=0.5, high=0.5, n=1)
     with pytest.raises(ValueError, match="no values"):
@@ -156,8 +130,8 @@ def test_a_median_lies_within_its_interval_and_one_value_is_its_own():
 
 def test_the_95_percent_interval_holds_the_true_median_about_that_often():
     chooser, held = random.Random(7), 0
-    for round_ in range(300):
+    for round_ in range(100):
         summary = summarize([chooser.gauss(1.0, 0.2) for _ in range(30)], resamples=200, seed=round_)
         held += summary.low <= 1.0 <= summary.high
-    # 95 % of 300 is 285; the percentile bootstrap of a median of 30 is known to be a little off, never this far.
-    assert 265 <= held <= 299
+    # The percentile bootstrap of a median of 30 is known to be a little off, never this far.
+    assert 88 <= held <= 100
