@@ -20,7 +20,7 @@ from bench.data.readers import read_data
 from bench.data.trial_inputs import check_trials
 from bench.records import Trial, TrialError, read_trials
 from tests.support.paths import ROOT
-from tests.support.small_inputs import CHAT, CONFIG, TOKENIZER
+from tests.support.small_inputs import CONFIG, TOKENIZER
 from tests.support.thorough import examples
 from tests.unit.bench.data.conftest import build
 
@@ -93,23 +93,14 @@ def changed(draw: st.DrawFn, good: dict[str, Any]) -> bytes:
 
 
 @careful
-@given(lines=st.lists(changed(CHAT), min_size=1, max_size=4))
-def test_any_lines_of_data(lines: list[bytes], tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_bytes(b"\n".join([json.dumps(CHAT).encode(), *lines]))
-    with rejected_in_one_line():
-        facts, conversations = read_data(path)
-        assert facts.samples == len(conversations)
-
-
-@careful
 @given(lines=st.lists(changed(TOOL_CHAT), min_size=1, max_size=3))
-def test_any_lines_of_tool_turns(lines: list[bytes], tmp_path: Path, tokenizer_of: Callable[..., Any]) -> None:
+def test_any_lines_of_data(lines: list[bytes], tmp_path: Path, tokenizer_of: Callable[..., Any]) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b"\n".join([json.dumps(TOOL_CHAT).encode(), *lines]))
     template = (ROOT / "docs/chatml-tools.jinja").read_text(encoding="utf-8")
     with rejected_in_one_line():
-        _, conversations = read_data(path)
+        facts, conversations = read_data(path)
+        assert facts.samples == len(conversations)
         assert build(tokenizer_of(template), *conversations)[0]
 
 

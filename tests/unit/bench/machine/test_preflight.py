@@ -14,56 +14,35 @@ from bench.data.inputs import InputError
 from bench.machine import preflight
 from bench.torch_stack import Stack
 
-
-class CpuLibrary:
-    """bitsandbytes' library when it has no build for this GPU."""
-
-    compiled_with_cuda = False
-
-
-class CudaLibrary:
-    compiled_with_cuda = True
-
-
 PLAIN = {"base_precision": "bf16", "optimizer": "adamw_torch"}  # needs no bitsandbytes
 OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 12040).\nPlease update your GPU driver"
 
 
-def make_stack(
-    *,
-    has_cuda: bool = True,
-    error: str = "",
-    cuda: str | None = "13.0",
-    library: object = None,
-    version: str = "0.50.2",
-    capability: tuple[int, int] = (8, 6),
-    file: str = "",
-) -> Stack:
+def make_stack(**changes: Any) -> Stack:
+    """Make a stack; `error` is CUDA's, without which it has a GPU, `file` that of bitsandbytes."""
+    fields = {"error": None, "cuda": "13.0", "has_build": True, "version": "0.50.2", "capability": (8, 6), "file": ""}
+    given = SimpleNamespace(**fields | changes)
+
     def init() -> None:
-        raise RuntimeError(error)
+        raise RuntimeError(given.error)
 
     device = SimpleNamespace(
-        is_available=lambda: has_cuda,
+        is_available=lambda: given.error is None,
         init=init,
-        get_device_capability=lambda: capability,
+        get_device_capability=lambda: given.capability,
         get_device_name=lambda: "Tesla T4",
     )
-    torch: Any = SimpleNamespace(__version__="2.11.0", version=SimpleNamespace(cuda=cuda), cuda=device)
-    extension = SimpleNamespace(lib=library or CudaLibrary())
-    bitsandbytes: Any = SimpleNamespace(__version__=version, __file__=file, cextension=extension)
-    nothing: Any = SimpleNamespace()
-    return Stack(torch=torch, transformers=nothing, peft=nothing, bitsandbytes=bitsandbytes)
+    torch: Any = SimpleNamespace(__version__="2.11.0", version=SimpleNamespace(cuda=given.cuda), cuda=device)
+    library = type("Library", (), {"compiled_with_cuda": given.has_build})()  # bitsandbytes': the class has it
+    extension = SimpleNamespace(lib=library)
+    bitsandbytes: Any = SimpleNamespace(__version__=given.version, __file__=given.file, cextension=extension)
+    return Stack(torch=torch, transformers=torch, peft=torch, bitsandbytes=bitsandbytes)
 
 
 # The stack, the trial's fields, CUDA_VISIBLE_DEVICES where a device file exists, else False; the refusal, else None.
 CASES: list[tuple[dict[str, Any], dict[str, Any], str | bool | None, str | None]] = [
     *(
-        (
-            {"has_cuda": False, "error": error, "cuda": cuda},
-            {},
-            None,
-            rf"FILE: .*torch 2\.11\.0 .*{error[:20]}.*; {remedy}",
-        )
+        ({"error": error, "cuda": cuda}, {}, None, rf"FILE: .*torch 2\.11\.0 .*{error[:20]}.*; {remedy}")
         for error, cuda, remedy in (
             (OLD_DRIVER, "13.0", ".*CUDA 13.0"),
             ("Torch not compiled with CUDA enabled", None, ".*CUDA build"),
@@ -72,19 +51,14 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str | bool | None, str | None]
             ("CUDA unknown error - this may be due to an incorrectly set up environment", "13.0", ".*reboot"),
         )
     ),
-    *(({"has_cuda": False}, {}, hidden, None) for hidden in ("", "-1", "NoDevFiles")),
-    ({"has_cuda": False}, {}, False, None),
-    ({"has_cuda": False, "version": "0.43.1"}, {}, False, r"bitsandbytes 0\.43\.1 .*optimizer=adamw_torch"),
-    ({"has_cuda": False, "version": "0.43.1"}, PLAIN, False, None),
-    ({"library": CpuLibrary()}, {}, None, r".*CUDA 13\.0 .*CUDA 121, 124; .*BNB_CUDA_VERSION"),
-    ({"library": CpuLibrary()}, {"base_precision": "bf16"}, None, "bitsandbytes"),  # the 8-bit optimizer needs it too
-    ({"library": CpuLibrary()}, PLAIN, None, None),
-    ({"library": CpuLibrary()}, {"kind": "hardware"}, None, None),
-    ({}, {}, None, None),
-    *(
-        ({"capability": (7, 5)}, {"kind": kind}, None, r"Tesla T4: compute capability 7\.5 .*; .*8\.0")
-        for kind in ("training", "inference", "loading", "distributed")
-    ),
+    *(({"error": ""}, {}, hidden, None) for hidden in ("-1", False)),
+    ({"error": "", "version": "0.43.1"}, {}, False, r"bitsandbytes 0\.43\.1 .*optimizer=adamw_torch"),
+    ({"error": "", "version": "0.43.1"}, PLAIN, False, None),
+    ({"has_build": False}, {}, None, r".*CUDA 13\.0 .*CUDA 121, 124; .*BNB_CUDA_VERSION"),
+    ({"has_build": False}, {"base_precision": "bf16"}, None, "bitsandbytes"),  # the 8-bit optimizer needs it too
+    ({"has_build": False}, PLAIN, None, None),
+    ({"has_build": False}, {"kind": "hardware"}, None, None),
+    ({"capability": (7, 5)}, {"kind": "loading"}, None, r"Tesla T4: compute capability 7\.5 .*; .*8\.0"),
     ({"capability": (7, 5)}, {"kind": "hardware"}, None, None),
 ]
 
