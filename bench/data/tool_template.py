@@ -144,7 +144,7 @@ def _probe_turns(shape: Shape, *identifiers: str | None) -> list[dict[str, Any]]
     call = {"type": "function", "function": {"name": FUNCTION, "arguments": {KEY: VALUE}}}
     result = {"role": "tool", "content": RESULT, "name": FUNCTION}
     calls = [call if each is None else {**call, "id": each} for each in identifiers]
-    turns = [
+    turns: list[dict[str, Any]] = [
         {"role": "user", "content": QUESTION},
         {"role": "assistant", "content": shape.empty_content or "", "tool_calls": calls},
         *(result if each is None else {**result, "tool_call_id": each} for each in identifiers),
@@ -160,8 +160,8 @@ def _in_shape(messages: Sequence[dict[str, Any]], shape: Shape) -> list[dict[str
         if "tool_calls" in message:
             calls = [_call(call, f"{turn} {index}", shape) for index, call in enumerate(message["tool_calls"])]
             waiting = [call["id"] for call in calls if "id" in call]
-            given = (call.get("id", "") for call in message["tool_calls"])
-            identifiers.update(zip(given, waiting, strict=False))
+            in_line = (call.get("id", "") for call in message["tool_calls"])
+            identifiers.update(zip(in_line, waiting, strict=False))
             content = message["content"] if message["content"].strip() and shape.writes_text else shape.empty_content
             message = {**message, "content": content, "tool_calls": calls}
         elif "tool_call_id" in message:
@@ -172,11 +172,11 @@ def _in_shape(messages: Sequence[dict[str, Any]], shape: Shape) -> list[dict[str
     return shaped
 
 
-def _call(call: Mapping[str, Any], place: str, shape: Shape) -> dict[str, Any]:
-    """Return a call in this shape; an id that the line does not give follows from the call's place."""
+def _call(call: Mapping[str, Any], position: str, shape: Shape) -> dict[str, Any]:
+    """Return a call in this shape; an id that the line does not give follows from the call's position."""
     function, identifier = call["function"], call.get("id")
     if identifier is None and shape.needs_ids:
-        identifier = _derived_id(f"{place} {function['name']}")
+        identifier = _derived_id(f"{position} {function['name']}")
     elif identifier is not None and shape.has_short_ids and not SHORT_ID_PATTERN.fullmatch(identifier):
         identifier = _derived_id(identifier)
     if shape.has_text_arguments:

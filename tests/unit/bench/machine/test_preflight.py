@@ -21,21 +21,21 @@ OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 12040).
 def make_stack(**changes: Any) -> Stack:
     """Make a stack; `error` is CUDA's, without which it has a GPU, `file` that of bitsandbytes."""
     fields = {"error": None, "cuda": "13.0", "has_build": True, "version": "0.50.2", "capability": (8, 6), "file": ""}
-    given = SimpleNamespace(**fields | changes)
+    parts = SimpleNamespace(**fields | changes)
 
     def init() -> None:
-        raise RuntimeError(given.error)
+        raise RuntimeError(parts.error)
 
     device = SimpleNamespace(
-        is_available=lambda: given.error is None,
+        is_available=lambda: parts.error is None,
         init=init,
-        get_device_capability=lambda: given.capability,
+        get_device_capability=lambda: parts.capability,
         get_device_name=lambda: "Tesla T4",
     )
-    torch: Any = SimpleNamespace(__version__="2.11.0", version=SimpleNamespace(cuda=given.cuda), cuda=device)
-    library = type("Library", (), {"compiled_with_cuda": given.has_build})()  # bitsandbytes': the class has it
+    torch: Any = SimpleNamespace(__version__="2.11.0", version=SimpleNamespace(cuda=parts.cuda), cuda=device)
+    library = type("Library", (), {"compiled_with_cuda": parts.has_build})()  # bitsandbytes': the class has it
     extension = SimpleNamespace(lib=library)
-    bitsandbytes: Any = SimpleNamespace(__version__=given.version, __file__=given.file, cextension=extension)
+    bitsandbytes: Any = SimpleNamespace(__version__=parts.version, __file__=parts.file, cextension=extension)
     return Stack(torch=torch, transformers=torch, peft=torch, bitsandbytes=bitsandbytes)
 
 
