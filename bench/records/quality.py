@@ -38,15 +38,11 @@ def reference_of(baseline: Trial, trial: Trial) -> Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class LossPair:
-    """Held-out losses in nats per target token after two trainings of one seed.
-
-    Pairs of stage 1 measure the deviation between pairs; stage 2 has as many more as that deviation needs.
-    """
+    """Held-out losses in nats per target token after two trainings of one seed."""
 
     seed: int = checked(ge=0, le=2**31 - 1)
     reference: float = checked(gt=0, le=1e6)
     loss: float = checked(gt=0, le=1e6)
-    stage: int = checked(1, ge=1, le=2)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -56,22 +52,17 @@ class LossPair:
 class LossCheck:
     """Comparison of one configuration with the reference.
 
-    `run_id` is the run of stage 1, `more_run_ids` are those of stage 2. `pairs` is empty until the newest of them has
-    ended; then `reason` says why none has two losses. `planned_pairs` counts all stages.
+    A comparison with more pairs than before has another of `run_ids`. `pairs` is empty until the newest of them has
+    ended; then `reason` says why none has two losses. `planned_pairs` counts those of all runs.
     """
 
     label: str
     trial: Trial
     reference: Trial
-    run_id: str
+    run_ids: list[str]
     planned_pairs: int = checked(ge=2, le=1000)
     pairs: list[LossPair] = field(default_factory=list)
     reason: str | None = None
-    more_run_ids: list[str] = field(default_factory=list)
-
-    @property
-    def run_ids(self) -> list[str]:
-        return [self.run_id, *self.more_run_ids]
 
     @property
     def is_complete(self) -> bool:

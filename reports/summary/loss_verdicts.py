@@ -1,9 +1,8 @@
 """Verdicts on a configuration's held-out loss, from the record of its comparison; the test is in `paired_losses`."""
 
-from collections.abc import Sequence
 from typing import Literal
 
-from bench.records.quality import LossCheck, LossPair, QualityRecord, loss_fields
+from bench.records.quality import LossCheck, QualityRecord, loss_fields
 from bench.records.trial import Trial
 from reports.statistics.paired_losses import LossDifference, paired_difference
 
@@ -13,17 +12,7 @@ NOT_SHOWN: tuple[Verdict, ...] = ("worse", "undecided")
 
 def difference_of(check: LossCheck) -> LossDifference | None:
     """Return a comparison's difference; None with fewer than two pairs."""
-    return _difference(sorted(check.pairs, key=lambda pair: pair.stage))
-
-
-def first_difference_of(check: LossCheck) -> LossDifference | None:
-    """Return the difference over the pairs of stage 1; None with fewer than two."""
-    return _difference([pair for pair in check.pairs if pair.stage == 1])
-
-
-def _difference(pairs: Sequence[LossPair]) -> LossDifference | None:
-    first = sum(pair.stage == 1 for pair in pairs)
-    return paired_difference([pair.reference for pair in pairs], [pair.loss for pair in pairs], first)
+    return paired_difference([pair.reference for pair in check.pairs], [pair.loss for pair in check.pairs])
 
 
 def verdict_of(record: QualityRecord | None, trial: Trial) -> Verdict:

@@ -263,15 +263,12 @@ def _loss_paragraphs(record: QualityRecord | None) -> Iterator[str]:
         f"A configuration is at the same loss if its held-out loss is shown to be at most "
         f"{record.max_increase_percent:g} % above that of the reference. The trainings of a pair ({record.steps} steps "
         "each) have the same first adapters, rows and held-out examples; the bound is Student's t, one-sided 95 %, "
-        "over pairs of different seeds. The deviation between the pairs of stage 1 decides how many pairs stage 2 has "
-        "(Stein's method)."
+        "over pairs of different seeds."
     )
     for check in record.checks:
         pairs = ", ".join(f"{pair.loss:.4f} against {pair.reference:.4f}" for pair in check.pairs[:_MAX_PAIRS_SHOWN])
         losses = f"; {pairs} nats per target token" if pairs else ""
         count = formatting.count(len(check.pairs), "pair")
-        if more := sum(pair.stage == 2 for pair in check.pairs):
-            count += f", {more} of them in stage 2"
         yield f"Held-out loss of {check.label}, {count}: {difference_text(check)}{losses}."
 
 

@@ -1,9 +1,9 @@
 """Held-out losses of configurations against the reference: pairs of short trainings on the user's data.
 
 `inv bench --quality` compares the fastest configuration with the reference before it names it. If it is not shown to
-be at the same loss, the next fastest is compared. A comparison has two stages, each of whose trainings are an ordinary
-run: the deviation between the pairs of the first decides how many pairs the second has. The losses are in quality.json
-of the run whose configurations are compared, from which the command resumes.
+be at the same loss, the next fastest is compared. The trainings of a comparison are an ordinary run; an undecided one
+goes on with a larger quality.pairs. The losses are in quality.json of the run whose configurations are compared, from
+which the command resumes.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ from remote.fleet.ledger import Ledger
 from remote.hosts.host_protocol import Host
 from reports.read.loaded_run import ReportError
 from reports.read.run_folder import load
-from reports.statistics.paired_losses import pairs_needed, pairs_of_both_stages
-from reports.summary.loss_verdicts import first_difference_of, verdict_of
+from reports.statistics.paired_losses import pairs_needed
+from reports.summary.loss_verdicts import difference_of, verdict_of
 from reports.summary.sentences import difference_text
 from reports.summary.summarize import summarize
 from tasks.errors import (
@@ -42,9 +42,7 @@ from tasks.fleet.run_store import open_run
 from tasks.settings.layers import Settings
 
 LOSS = "held_out_loss_nats"
-PAIR_SD_PERCENT = 0.05  # assumed before stage 1 has measured it (docs/measurements.md)
 HELD_OUT_SHARE = 0.2  # at least: a pair is evaluated on its part of it
-MAX_PAIRS_SETTING = 100  # the largest quality.max_pairs
 MAX_ROW_TOKENS = 4096  # longer rows might not fit into memory with the reference
 EPOCHS = 1000.0  # the number of steps ends a training, also on little data
 # Settings of the section train that these trainings share with `inv train`.
@@ -68,7 +66,7 @@ def compare_run(settings: Settings, folder: Path, hosts: Sequence[Host]) -> None
     record = read_record(folder)
     if record is not None:  # comparisons whose trainings failed are repeated
         record = dataclasses.replace(record, checks=[check for check in record.checks if check.reason is None])
-    while (comparison := _next_stage(settings, record) or next_comparison(folder, record)) is not None:
+    while (comparison := _undecided(settings, record) or next_comparison(folder, record)) is not None:
         record = _compare(settings, hosts, folder, record, comparison)
 
 
@@ -96,32 +94,12 @@ def next_comparison(folder: Path, record: QualityRecord | None) -> Comparison | 
     return None
 
 
-def _next_stage(settings: Settings, record: QualityRecord | None) -> Comparison | None:
-    """Return a comparison of the record that needs more pairs than were planned, within quality.max_pairs."""
-    if record is None:
-        return None
-    for check in record.checks:
-        if _pairs_wanted(settings, record, check) > check.planned_pairs:
+def _undecided(settings: Settings, record: QualityRecord | None) -> Comparison | None:
+    """Return an undecided comparison of the record that had fewer pairs than the settings ask for."""
+    for check in () if record is None else record.checks:
+        if check.planned_pairs < settings.quality.pairs and verdict_of(record, check.trial) == "undecided":
             return Comparison(label=check.label, trial=check.trial, reference=check.reference)
     return None
-
-
-def _pairs_wanted(settings: Settings, record: QualityRecord, check: LossCheck) -> int:
-    """Return the number of pairs that the deviation in stage 1 asks for, within the budget.
-
-    It does not depend on the difference, which would raise the share of false claims. What stage 2 has decided is not
-    compared again.
-    """
-    first = first_difference_of(check)
-    if first is None or (check.more_run_ids and verdict_of(record, check.trial) != "undecided"):
-        return 0
-    return pairs_of_both_stages(first, record.max_increase_percent, settings.quality.max_pairs)
-
-
-def planned_pairs(settings: Settings) -> int:
-    """Return the number of pairs of stage 1."""
-    enough = pairs_needed(PAIR_SD_PERCENT, settings.quality.max_increase_percent)
-    return settings.quality.pairs or min(enough, settings.quality.max_pairs)
 
 
 def training_arm(settings: Settings, comparison: Comparison, seed: int, pairs: int) -> Trial:
@@ -172,7 +150,7 @@ def _compare(
     )
     check = record.find(comparison.trial)
     if check is None or check.is_complete:
-        check = _plan_stage(settings, hosts, folder, record, comparison)
+        check = _plan(settings, hosts, folder, record, comparison)
         record = record.with_check(check)
     try:
         runner.act(plan_fleet(settings, *open_run(settings, check.run_ids[-1]), hosts))
@@ -181,40 +159,31 @@ def _compare(
     check = _finish(settings, record, check)
     record = record.with_check(check)
     record.write(folder)
-    print(escape_controls(_outcome(settings, record, check)))
+    print(escape_controls(_outcome(record, check)))
     return record
 
 
-def _outcome(settings: Settings, record: QualityRecord, check: LossCheck) -> str:
-    """Return one line: what a stage has shown of a configuration, and what follows."""
-    first, margin, planned = first_difference_of(check), record.max_increase_percent, check.planned_pairs
+def _outcome(record: QualityRecord, check: LossCheck) -> str:
+    """Return one line: what is shown of a configuration, and how many pairs would decide it."""
+    difference, margin, verdict = difference_of(check), record.max_increase_percent, verdict_of(record, check.trial)
     shown = {
         "same": "at the same loss as the reference",
         "worse": f"more than {margin:g} % above the reference",
-    }.get(verdict_of(record, check.trial), "undecided, so not at the same loss as the reference")
+    }.get(verdict, "undecided, so not at the same loss as the reference")
     line = f"{check.label}: {shown} ({difference_text(check)})"
-    if first is None:
+    if verdict != "undecided" or difference is None:
         return line
-    if (wanted := _pairs_wanted(settings, record, check)) > planned:
-        return f"{line}; the deviation of {first.sd:.2g} % between {planned} pairs needs {wanted - planned} more"
-    needed = pairs_of_both_stages(first, margin, MAX_PAIRS_SETTING)
-    if shown.startswith("undecided") and needed > planned:
-        line += f"; to compare {needed - planned} pairs more, set quality.max_pairs to {needed} and resume the command"
-    return line
+    needed = max(check.planned_pairs + 1, pairs_needed(difference.sd, margin))
+    return f"{line}; to compare more pairs, set quality.pairs to {needed} and resume the command"
 
 
-def _plan_stage(
+def _plan(
     settings: Settings, hosts: Sequence[Host], folder: Path, record: QualityRecord, comparison: Comparison
 ) -> LossCheck:
-    """Write the plan of a stage's trainings, and name its run in the record before any of them starts."""
-    check = record.find(comparison.trial)
-    if check is None:
-        done, seed, pairs = 0, settings.bench.seed, planned_pairs(settings)
-    else:
-        done, seed = check.planned_pairs, min(pair.seed for pair in check.pairs)
-        pairs = _pairs_wanted(settings, record, check)
-    parts = max(pairs, settings.quality.max_pairs)
-    arms = [training_arm(settings, comparison, seed + number, parts) for number in range(done, pairs)]
+    """Write the plan of the trainings that are missing, and name its run in the record before any of them starts."""
+    check, pairs = record.find(comparison.trial), settings.quality.pairs
+    done, seed = (check.planned_pairs, min(pair.seed for pair in check.pairs)) if check else (0, settings.bench.seed)
+    arms = [training_arm(settings, comparison, seed + number, pairs) for number in range(done, pairs)]
     known = {result.trial.digest() for result in _all_results(settings, record)}
     references = [reference_arm(arm, comparison.reference) for arm in arms]
     trials = [trial for trial in (*references, *arms) if trial.digest() not in known]
@@ -223,43 +192,41 @@ def _plan_stage(
     planned = divide_trials(trials, names)
     run = new_record(settings, QUALITY.name, planned, names, inputs={"quality_of": folder.name})
     run = runner.write_plan(settings.results_folder, run, is_newest=False)  # the newest one is the benchmark
-    if check is None:
-        trial, reference = comparison.trial, comparison.reference
-        check = LossCheck(
-            label=comparison.label, trial=trial, reference=reference, run_id=run.run_id, planned_pairs=pairs
-        )
-    else:
-        more = [*check.more_run_ids, run.run_id]
-        check = dataclasses.replace(check, pairs=[], more_run_ids=more, planned_pairs=pairs)
+    check = LossCheck(
+        label=comparison.label,
+        trial=comparison.trial,
+        reference=comparison.reference,
+        run_ids=[*(check.run_ids if check else []), run.run_id],
+        planned_pairs=pairs,
+    )
     record.with_check(check).write(folder)
     return check
 
 
 def _finish(settings: Settings, record: QualityRecord, check: LossCheck) -> LossCheck:
     """Return the comparison with its pairs. Raises RetryableError if a resumed run may add some."""
-    results = list(_all_results(settings, record))
+    results, newest = list(_all_results(settings, record)), check.run_ids[-1]
     losses = {result.trial.digest(): loss for result in results if (loss := _loss(result)) is not None}
-    pairs, newest, has_new = [], check.run_ids[-1], False
-    for run_id, arm in ((result.run_id, result.trial) for result in results if result.run_id in check.run_ids):
+    pairs = []
+    for arm in (result.trial for result in results if result.run_id in check.run_ids):
         reference = losses.get(reference_arm(arm, check.reference).digest())
         if loss_fields(arm) == loss_fields(check.trial) and reference is not None and arm.digest() in losses:
-            stage = 1 if run_id == check.run_id else 2
-            pairs.append(LossPair(seed=arm.seed, reference=reference, loss=losses[arm.digest()], stage=stage))
-            has_new = has_new or run_id == newest
-    compared = dataclasses.replace(check, pairs=sorted(pairs, key=lambda pair: pair.seed))
-    if has_new and len(pairs) > 1:
-        return compared
+            pairs.append(LossPair(seed=arm.seed, reference=reference, loss=losses[arm.digest()]))
     with runner.ledger_errors(newest):
-        entries = Ledger(settings.results_folder / newest / LEDGER_FILE).entries
-    if not entries or any(entry.status is None or entry.status.is_external for entry in entries.values()):
+        ends = {
+            name: entry.outcome
+            for name, entry in Ledger(settings.results_folder / newest / LEDGER_FILE).entries.items()
+        }
+    if not ends or any(end is None or end.status.is_external for end in ends.values()):
         raise RetryableError(f"run {newest}: its trainings have not ended")
     if len(pairs) > 1:
-        return compared
-    unsuccessful = {name: entry for name, entry in entries.items() if entry.status is not TrialStatus.SUCCEEDED}
-    reason = "its trainings were of other settings"
-    for name, entry in list(unsuccessful.items())[:1]:
-        reason = f"{name} ended {entry.status.value if entry.status else 'unknown'}: {entry.reason}"
-    return dataclasses.replace(check, reason=reason)
+        return dataclasses.replace(check, pairs=sorted(pairs, key=lambda pair: pair.seed))
+    failures = (
+        f"{name}: {end.status.value}: {end.text}"
+        for name, end in ends.items()
+        if end and end.status is not TrialStatus.SUCCEEDED
+    )
+    return dataclasses.replace(check, reason=next(failures, "its trainings were of other settings"))
 
 
 def _all_results(settings: Settings, record: QualityRecord) -> Iterable[TrialResult]:

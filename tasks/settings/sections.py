@@ -136,12 +136,7 @@ class QualitySection:
     max_increase_percent: float = setting(
         0.15, "increase of the loss that counts as the same loss", unit="percent", gt=0, le=100
     )
-    pairs: int | None = setting(
-        None, "pairs of trainings in stage 1; null: enough if pairs deviate by 0.05 %, 4 by default", ge=2, le=100
-    )
-    max_pairs: int = setting(
-        16, "pairs of both stages at most; stage 2 has as many as the deviation in stage 1 needs", ge=2, le=100
-    )
+    pairs: int = setting(8, "pairs of trainings; an undecided comparison says how many it needs", ge=2, le=100)
     steps: int = setting(60, "optimizer steps of each training", ge=1, le=100_000)
 
 

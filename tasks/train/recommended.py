@@ -36,7 +36,7 @@ def recommended_trial(settings: Settings, folder: Path) -> tuple[Trial | None, l
         raise UsageError(
             f"{source}: withholds every configuration, as none was shown to be at the loss of the reference: "
             f"{formatting.first_n(withheld, 2)}",
-            remedy="compare more pairs with a larger quality.max_pairs and "
+            remedy="compare more pairs with a larger quality.pairs and "
             f"`inv bench --quality --resume={folder.name}`, or name another run",
         )
     if row is None or summary.recommended_label is None:

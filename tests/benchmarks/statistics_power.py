@@ -20,12 +20,7 @@ import numpy as np
 
 from reports.comparison.compare import STEADY, Comparison, compare
 from reports.read.loaded_run import Run
-from reports.statistics.paired_losses import (
-    LossDifference,
-    paired_difference,
-    pairs_needed,
-    pairs_of_both_stages,
-)
+from reports.statistics.paired_losses import paired_difference
 from reports.statistics.per_config import Mean
 from reports.statistics.types import Estimate, Ratio
 from reports.summary.summarize import summarize
@@ -63,7 +58,7 @@ PAIR_NOISES: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
 # Configurations x workers x processes of each on a worker.
 DRIFT_SHAPES = ((2, 2, 1), (12, 4, 1), (12, 2, 1), (2, 1, 2), (2, 2, 2), (2, 1, 1))
 POWER_SHAPES = ((12, 4, 1), (12, 2, 1), (3, 4, 1), (2, 4, 1), (2, 2, 2), (2, 1, 2))
-PAIRS = pairs_needed(0.05, MARGIN)  # in stage 1, as `inv bench --quality` plans them at first
+PAIRS = QualitySection().pairs
 
 
 def main() -> list[Figure]:
@@ -144,11 +139,10 @@ def false_changes(examples: int, noise: str, runs: int) -> float:
 
 
 def same_losses(runs: int = 10 * RUNS) -> Iterator[Figure]:
-    """Measure what is said of a configuration's loss after both stages, by its true difference.
+    """Measure what is said of a configuration's loss after quality.pairs pairs, by its true difference.
 
-    Stage 1 has four pairs, as many as `inv bench --quality` plans at first, both stages at most quality.max_pairs. Real
-    pairs have outliers: a training that takes another course (docs/measurements.md). A difference of two trainings is
-    hardly ever skewed; the last two noises show what would follow.
+    Real pairs have outliers: a training that takes another course (docs/measurements.md). A difference of two trainings
+    is hardly ever skewed; the last two noises show what would follow.
     """
     for sd, noise in itertools.product((0.02, 0.05, 0.1, 0.15, 0.2), PAIR_NOISES):
         name = f"losses, deviation {sd:g} %, {noise}"
@@ -158,56 +152,34 @@ def same_losses(runs: int = 10 * RUNS) -> Iterator[Figure]:
         yield figure(f"{name}, {MARGIN:g} % worse: at the same loss", at_margin.same, goals[1], runs)
         yield figure(f"{name}, 0.5 % worse: shown to be worse", worse.worse, "90 %", runs)
         yield figure(f"{name}, 0.5 % worse: at the same loss", worse.same, "5 %", runs)
-        yield Figure(name=f"{name}: mean pairs", value=f"{equal.pairs:.1f} equal, {worse.pairs:.1f} 0.5 % worse")
-    for sd, noise in itertools.product((0.05, 0.1), ("normal", "heavy tails", "outliers")):
-        stage_1 = verdicts(sd, noise, 0.0, runs, budgets=(PAIRS,))
-        yield figure(
-            f"losses, deviation {sd:g} %, {noise}, equal, stage 1 only: at the same loss", stage_1.same, "-", runs
-        )
-    for first, sd in itertools.product((PAIRS, 8), (0.1, 0.15, 0.2)):
-        raised = verdicts(sd, "normal", MARGIN, runs, budgets=(first, 24))
+    for first, sd in itertools.product((4, PAIRS), (0.1, 0.15, 0.2)):
+        raised = verdicts(sd, "normal", MARGIN, runs, pairs=(first, 24))
         name = f"losses, deviation {sd:g} %, {MARGIN:g} % worse, {first} pairs, if undecided 24: at the same loss"
         yield figure(name, raised.same, "-", runs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdicts:
-    """Shares of comparisons that end with a verdict, and the mean number of pairs."""
+    """Shares of comparisons that end with a verdict."""
 
     same: float
     worse: float
-    pairs: float
 
 
-def verdicts(
-    sd: float, noise: str, difference: float, runs: int, budgets: Sequence[int] = (QualitySection().max_pairs,)
-) -> Verdicts:
-    """Simulate comparisons of PAIRS pairs and a second stage; `sd` and `difference` in percent.
-
-    An undecided comparison goes on with the next of `budgets`.
-    """
-    random, same, worse, pairs = np.random.default_rng(13), 0, 0, 0
+def verdicts(sd: float, noise: str, difference: float, runs: int, pairs: Sequence[int] = (PAIRS,)) -> Verdicts:
+    """Simulate comparisons; `sd` and `difference` in percent. An undecided one goes on with the next of `pairs`."""
+    random, same, worse = np.random.default_rng(13), 0, 0
     for _ in range(runs):
-        changes = difference + sd * PAIR_NOISES[noise](random, max(budgets))
+        changes = difference + sd * PAIR_NOISES[noise](random, max(pairs))
         losses = (2.0 * np.exp(changes / 100.0)).tolist()
-        first = compare_first(losses, PAIRS)
-        for budget in budgets:
-            count = pairs_of_both_stages(first, MARGIN, budget)
-            compared = compare_first(losses[:count], count)
+        for count in pairs:
+            compared = paired_difference([2.0] * count, losses[:count])
+            assert compared is not None
             if compared.high <= MARGIN or compared.low > MARGIN:
                 break
         same += compared.high <= MARGIN
         worse += compared.low > MARGIN
-        pairs += count
-    return Verdicts(same=same / runs, worse=worse / runs, pairs=pairs / runs)
-
-
-def compare_first(losses: Sequence[float], count: int) -> LossDifference:
-    """Compare the first losses with a reference of 2.0 nats."""
-    compared = paired_difference([2.0] * count, losses[:count], PAIRS)
-    if compared is None:
-        raise ValueError("pairs have a difference")
-    return compared
+    return Verdicts(same=same / runs, worse=worse / runs)
 
 
 def recommendations(runs: int = RUNS) -> Iterator[Figure]:

@@ -154,7 +154,7 @@ def write_losses(summary, losses, folder):
             label=label,
             trial=trials[label],
             reference=reference_of(trials["baseline"], trials[label]),
-            run_id="pairs",
+            run_ids=["pairs"],
             planned_pairs=3,
             pairs=[LossPair(seed=seed, reference=2.0, loss=loss) for seed in range(3)],
         )

@@ -142,7 +142,7 @@ def test_trainings_that_failed_withhold_the_configuration(settings: Settings, mo
     assert verdict_of(record, compared.trial) == "undecided"
     assert "no room" in (record.checks[0].reason or "")
     again = compare(settings, compared)
-    assert again.checks[0].run_id != record.checks[0].run_id, "a resumed command compares what failed again"
+    assert again.checks[0].run_ids != record.checks[0].run_ids, "a resumed command compares what failed again"
 
 
 def test_a_damaged_record_is_not_compared_again(settings: Settings) -> None:
@@ -153,67 +153,30 @@ def test_a_damaged_record_is_not_compared_again(settings: Settings) -> None:
         loss_pairs.read_record(folder)
 
 
-@pytest.mark.parametrize(("pairs", "expected"), [("null", 4), ("7", 7)])
-def test_the_number_of_pairs_follows_from_the_margin_unless_it_is_set(
-    context: Callable[..., Context], pairs: str, expected: int
+def test_an_undecided_comparison_goes_on_with_more_pairs(
+    settings: Settings, answered: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = load(context(text=f"quality: {{pairs: {pairs}}}\n"))
-    assert loss_pairs.planned_pairs(settings) == expected
+    bench = dataclasses.replace(settings.bench, seed=OUTLIER - 1)
 
+    def with_pairs(pairs: int) -> Settings:
+        return dataclasses.replace(settings, bench=bench, quality=dataclasses.replace(settings.quality, pairs=pairs))
 
-@pytest.fixture
-def outlier_settings(settings: Settings) -> Settings:
-    """Return settings whose first stage has the outlier: seeds 52 to 54."""
-    return dataclasses.replace(settings, bench=dataclasses.replace(settings.bench, seed=OUTLIER - 1))
-
-
-def test_an_outlier_in_stage_1_is_followed_by_stage_2(outlier_settings: Settings, answered: list[str]) -> None:
-    compared = comparison(outlier_settings)
-    (check,) = (record := compare(outlier_settings, compared)).checks
-    assert len(answered) == len(set(answered)) == 2 * len(check.pairs)
-    assert [pair.stage for pair in check.pairs] == [1] * 3 + [2] * (len(check.pairs) - 3)
-    assert [pair.seed for pair in check.pairs] == list(range(OUTLIER - 1, OUTLIER - 1 + len(check.pairs)))
-    assert check.planned_pairs == len(check.pairs) == 16
-    assert len(check.run_ids) == 2
-    assert verdict_of(record, compared.trial) == "same"
-
-
-def test_a_stage_2_that_was_stopped_is_resumed(
-    outlier_settings: Settings, answered: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finish, runs = runner.act, []
-
-    def stop_stage_2(fleet_plan: plan.FleetPlan) -> None:
-        runs.append(fleet_plan.run.run_id)
-        if len(runs) == 1:
-            finish(fleet_plan)
-
-    monkeypatch.setattr(runner, "act", stop_stage_2)
-    compared = comparison(outlier_settings)
-    with pytest.raises(RetryableError):
-        compare(outlier_settings, compared)
-    stopped = loss_pairs.read_record(outlier_settings.results_folder / "run")
-    assert verdict_of(stopped, compared.trial) == "unknown"
-    assert len(answered) == 6
-    monkeypatch.setattr(runner, "act", finish)
-    (check,) = compare(outlier_settings, compared).checks
-    assert check.run_ids == runs
-    assert len(answered) == len(set(answered)) == 32
-
-
-def test_an_undecided_comparison_goes_on_with_a_larger_budget(
-    outlier_settings: Settings, answered: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def with_budget(pairs: int) -> Settings:
-        quality_section = dataclasses.replace(outlier_settings.quality, max_pairs=pairs)
-        return dataclasses.replace(outlier_settings, quality=quality_section)
-
-    compared = comparison(outlier_settings)
-    record = compare(with_budget(3), compared)
+    compared = comparison(settings)
+    record = compare(with_pairs(3), compared)
     assert verdict_of(record, compared.trial) == "undecided"
-    assert "set quality.max_pairs to" in capsys.readouterr().out
+    assert "set quality.pairs to" in capsys.readouterr().out
+    assert compare(with_pairs(3), compared) == record
     assert len(answered) == 6
-    record = compare(with_budget(16), compared)
-    assert verdict_of(record, compared.trial) == "same"
+    finish, stopped = runner.act, list[str]()
+    monkeypatch.setattr(runner, "act", lambda fleet_plan: stopped.append(fleet_plan.run.run_id))
+    with pytest.raises(RetryableError):
+        compare(with_pairs(16), compared)
+    assert verdict_of(loss_pairs.read_record(settings.results_folder / "run"), compared.trial) == "unknown"
+    monkeypatch.setattr(runner, "act", finish)
+    record = compare(with_pairs(16), compared)
+    (check,) = record.checks
+    assert (check.planned_pairs, check.run_ids[1:]) == (16, stopped)
+    assert [pair.seed for pair in check.pairs] == list(range(OUTLIER - 1, OUTLIER + 15))
     assert len(answered) == len(set(answered)) == 32
-    assert compare(with_budget(100), compared) == record
+    assert verdict_of(record, compared.trial) == "same"
+    assert compare(with_pairs(100), compared) == record

@@ -82,7 +82,7 @@ def test_configurations_that_are_all_withheld_are_named(settings: MakeSettings) 
     folder = write_benchmark(configured)
     trial = next(each for each in RunRecord.read(folder / "run.json").planned if each.trial.name == "optimized").trial
     pairs = [LossPair(seed=seed, reference=2.0, loss=2.02) for seed in range(3)]
-    check = LossCheck(label="optimized", trial=trial, reference=trial, run_id="q", planned_pairs=9, pairs=pairs)
+    check = LossCheck(label="optimized", trial=trial, reference=trial, run_ids=["q"], planned_pairs=9, pairs=pairs)
     QualityRecord(max_increase_percent=0.15, steps=60, checks=[check]).write(folder)
     with pytest.raises(UsageError, match="optimized") as refused:
         recommended.recommended_trial(configured, configured.results_folder / RUN)
