@@ -1,7 +1,12 @@
-"""Fixtures of run folders and reports."""
+"""Fixtures of run folders and reports, and readers of a report's files."""
 
+import csv
+import html
+import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,3 +65,29 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Report[Summary]:
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build reports without figures, which would take nearly all of the time of a test that reads only text."""
     monkeypatch.setattr(write_report, "CHARTS", ())
+
+
+HOSTILE = "=cmd|' /C calc'!A0 <script>alert(\"x\")</script> [a](b) $y$ `c` *d* & 漢字"
+
+
+def read_report_file(report: Report[Any], name: str) -> str:
+    return (report.index.parent / name).read_text(encoding="utf-8")
+
+
+def page_text(report: Report[Any]) -> str:
+    """Return the page's text, without tags, styles and drawings."""
+    body = re.sub(r"<(style|script|svg)\b.*?</\1>", "", read_report_file(report, "index.html"), flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def check_hostile_is_text(report: Report[Any], csv_name: str) -> list[str]:
+    """Assert that HOSTILE is plain text on the page, in the Markdown and in a CSV file; return that file's cells."""
+    markdown = read_report_file(report, "report.md")
+    assert HOSTILE in page_text(report)
+    assert "<script" not in markdown
+    assert "<img" not in markdown
+    for table in re.findall(r"(?:^\|.*\n)+", markdown, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, table
+    cells = [cell for row in csv.reader(io.StringIO(read_report_file(report, csv_name))) for cell in row]
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "@", "\t"))]
+    return cells

@@ -24,21 +24,14 @@ def test_of_twelve_equal_configurations_none_is_called_the_fastest():
     assert power.share(summaries, lambda summary: sentences.recommendation(summary).startswith("Train with")) <= 0.08
 
 
-def test_with_two_workers_the_recommendation_costs_little():
-    lost = power.regrets(replace(FULL_ON_TWO, slow=0.0), 25)
-    assert sum(lost) / len(lost) <= 0.005  # 1.8 % before
-
-
 def test_the_headline_holds_the_truth_despite_jumping_clocks_and_a_throttled_worker():
     ratio, rate = power.coverage(replace(power.FULL, modes=0.04, throttled=0.17), 25)
     assert min(ratio, rate) >= 0.88
 
 
-@pytest.mark.parametrize(
-    ("drift", "shape", "runs"), [("step of 5 %", (2, 2), 60), ("load 20 %", (2, 2), 60), ("heat 5 %", (12, 4), 20)]
-)
-def test_a_machine_that_changes_does_not_pass_for_a_difference(drift: str, shape: tuple[int, int], runs: int) -> None:
-    rates = _drifting_runs.equal(_drifting_runs.fleet(*shape, drift=drift), runs)
+@pytest.mark.parametrize("drift", ["step of 5 %", "load 20 %"])
+def test_a_machine_that_changes_does_not_pass_for_a_difference(drift: str) -> None:
+    rates = _drifting_runs.equal(_drifting_runs.fleet(2, 2, drift=drift), 60)
     assert rates.headline >= 0.88  # 49 to 89 % before
     assert max(rates.train_with, rates.any_word) <= 0.08  # 11 to 100 % before
 

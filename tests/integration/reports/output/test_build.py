@@ -12,6 +12,8 @@ from dataclasses import replace
 import pytest
 
 from bench.records.status import TrialStatus
+from reports.figures.drawing import style
+from reports.figures.memory import MEMORY
 from reports.formatting import escape_text
 from reports.output.write_report import build
 from reports.read.loaded_run import ReportError, ReportWriteError
@@ -22,7 +24,7 @@ from reports.summary.warnings import WarningCode
 from tests.support.faults import full_disk
 from tests.support.paths import ROOT
 from tests.support.reports import synthetic
-from tests.support.reports.run_writer import HOSTILE, check_hostile_is_text, page_text, read_report_file
+from tests.support.reports.fixtures import HOSTILE, REAL_PNG, check_hostile_is_text, page_text, read_report_file
 from tests.support.reports.synthetic import plan_of
 
 
@@ -127,10 +129,9 @@ def test_the_page_has_no_script_refers_to_nothing_outside_itself_and_is_well_for
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(ids)
 
 
-def test_the_same_run_gives_the_same_bytes(folder):
-    synthetic.write_run(folder, synthetic.record(workers=1))
-    first = {path: path.read_bytes() for path in build(folder).files}
-    assert {path: path.read_bytes() for path in build(folder).files} == first
+def test_the_same_run_gives_the_same_bytes(exact):
+    first = {path: path.read_bytes() for path in exact.files}
+    assert {path: path.read_bytes() for path in build(exact.index.parents[1]).files} == first
 
 
 def test_a_hostile_name_is_text_everywhere(folder):
@@ -190,7 +191,9 @@ def test_a_failed_trials_steps_are_excluded_and_missing_and_rejected_are_listed_
 
 def test_a_run_without_a_single_success_gets_a_report_that_says_so_and_no_figure_of_an_earlier_one(folder):
     run = synthetic.exact_run(folder)
-    figures = build(folder).index.parent / "figures"
+    figures = folder / "report" / "figures"
+    figures.mkdir(parents=True)
+    (figures / "08_memory.svg").write_text("earlier")
     for plan in run.planned:
         synthetic.rewrite(folder, plan, status=TrialStatus.FAILED, reason="no luck")
     report = build(folder)
@@ -247,3 +250,19 @@ def test_every_field_of_summary_json_is_documented(folder):
     documented_names = set(re.findall(r"`([a-z_0-9]+)`", (ROOT / "reports" / "README.md").read_text()))
     fields = set(document) | set(document["configurations"][0]) | set(document["failures"][0]) | set(document["run"])
     assert fields <= documented_names
+
+
+def test_a_figures_png_is_wide_enough_for_a_slide(a10):
+    with style.figure_style():
+        drawn = REAL_PNG(MEMORY.gather(*a10).draw())
+    assert drawn.startswith(b"\x89PNG")
+    assert int.from_bytes(drawn[16:20], "big") == 1320
+
+
+def test_one_trial_of_one_step_on_one_node_is_enough_for_every_figure(tmp_path):
+    kinds = ("training", "hardware", "loading", "inference", "distributed")
+    trials = tuple(synthetic.trial(kind, kind=kind, measured_steps=1, warmup_steps=0) for kind in kinds)
+    synthetic.write_run(tmp_path, synthetic.record(trials, workers=1), exact=True)
+    report = build(tmp_path, pricing=Pricing(usd_per_gpu_hour=2.0, source="a list"))
+    assert report.values.counts == {TrialStatus.SUCCEEDED: len(kinds)}
+    assert len(report.document.pictures) == 8

@@ -15,7 +15,7 @@ from reports.read import measurements
 from reports.read.run_folder import load
 from reports.summary import sentences, tables
 from tests.support.reports import synthetic
-from tests.support.reports.run_writer import HOSTILE, check_hostile_is_text, page_text, read_report_file
+from tests.support.reports.fixtures import HOSTILE, check_hostile_is_text, page_text, read_report_file
 
 
 def run_of(folder: Path, *trials, workers: int = 1):

@@ -1,10 +1,10 @@
-"""Figures: their numbers, distinguishable colours, and unusual data."""
+"""Figures: their numbers, unusual data, and text that stays within them."""
 
-import itertools
 from dataclasses import replace
 
-import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from bench.records.status import TrialStatus
 from reports.comparison.compare import compare
@@ -19,16 +19,18 @@ from reports.figures import (
     loss,
     memory,
     run_comparison,
+    step_times,
 )
-from reports.figures.drawing import style
+from reports.figures.drawing import row_chart, style
+from reports.figures.drawing.layout import WIDTH_IN, Header, Mark, MarkGroup, Panel
+from reports.figures.drawing.row_chart import RowFigure
+from reports.figures.drawing.style import ELLIPSIS, text_width_in
 from reports.read import reference_results
 from reports.read.run_folder import load
 from reports.statistics import per_config
 from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize
 from tests.support.reports import showcase, synthetic
-
-TONES = (style.BASELINE_TONE, style.OTHER_TONE, style.DEEP_TONE, style.ACCENT_TONE)
 
 
 def marks_by_row(figure, *, group=0, panel=0):
@@ -38,19 +40,6 @@ def marks_by_row(figure, *, group=0, panel=0):
 
 def panels_by_title(figure):
     return {panel.title: panel for group in figure.groups for panel in group.panels}
-
-
-def lightness(colour: str) -> float:
-    """Return CIE L*, which colour-blind eyes and grey print keep."""
-    channels = np.array([int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)])
-    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
-    return float(116 * np.cbrt(linear @ [0.2126, 0.7152, 0.0722]) - 16)
-
-
-@pytest.mark.parametrize("pair", list(itertools.combinations(TONES, 2)))
-def test_every_two_tones_differ_for_colour_blind_readers_and_in_grey_print(pair):
-    first, second = map(lightness, pair)
-    assert abs(first - second) > 10.0  # a difference of 2.3 is just visible
 
 
 def test_the_summary_has_the_most_useful_tokens_first_and_published_rates_of_the_same_configurations(a10):
@@ -215,3 +204,51 @@ def test_a_comparison_starts_with_the_changed_configurations(folder, tmp_path):
     assert {*list(marks_by_row(data))[:2]} == {"baseline", "baseline, steady"}
     assert marks_by_row(data)["baseline"].value == pytest.approx(0.8, rel=0.03)
     assert run_comparison.gather(summarize(after), after) is None
+
+
+def test_names_of_eighty_characters_do_not_leave_the_figure(a10):
+    data = loss.gather(*a10)
+    data = replace(data, curves=tuple(replace(curve, name="long-" * 16) for curve in data.curves))
+    figure = data.draw()
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    for text in figure.axes[0].get_legend().texts:
+        box = text.get_window_extent(canvas.get_renderer())
+        assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0 <= box.y1 <= figure.bbox.y1
+        assert text.get_text().endswith(" k tokens")
+
+
+def test_the_title_over_interrupted_steps_fits_the_sheet(tmp_path):
+    synthetic.write_run(tmp_path)
+    run = load(tmp_path)
+    assert run.steps.loc[run.steps["phase"] == "measure", "step_time_sec"].max() < 100.0
+    run.steps.loc[run.steps.index[-1], "step_time_sec"] = 100.0
+    figure = step_times.gather(summarize(run), run).draw()
+    title = figure.axes[0].get_title()
+    assert "(60: or more)" in title
+    assert figure.axes[0].get_position().x0 * WIDTH_IN + text_width_in(title, 9.5, bold=True) < WIDTH_IN
+
+
+def test_text_too_wide_for_a_panel_is_drawn_smaller_before_it_is_cut():
+    label = 3 * "0.997x (0.986 to 1.009), no effect shown  113 % published"
+    axes = Figure(figsize=(WIDTH_IN, 2)).add_axes((0.1, 0.1, 0.86, 0.8))
+    for number in (1, 2):
+        row_chart.label_mark(axes, number, number * label)
+    assert [text.get_fontsize() for text in axes.texts] == [row_chart.MIN_TEXT_SIZE] * 2
+    assert [text.get_text() == label for text in axes.texts] == [True, False]
+    assert axes.texts[1].get_text().endswith(ELLIPSIS)
+
+
+def test_bars_begin_at_zero_panels_share_an_axis_and_a_logarithmic_one_leaves_out_zeros():
+    bars = [Panel(title=str(value), marks=(Mark(value=value, text=""),)) for value in (5.0, 1.0)]
+    dots = tuple(Mark(value=value, text="") for value in (0.0, 2.0, 3.0))
+    groups = (
+        MarkGroup(names=("a",), panels=tuple(bars), has_one_axis=True),
+        MarkGroup(names=("a", "b", "c"), panels=(Panel(title="rate", marks=dots, kind="dots", log=True),)),
+    )
+    header = Header(title="t", facts=(), note=None)
+    first, second, rate = RowFigure(header=header, groups=groups, caption="").draw().axes
+    assert first.get_xlim() == second.get_xlim()
+    assert first.get_xlim()[0] == 0.0
+    assert 1.0 < rate.get_xlim()[0] < 2.0

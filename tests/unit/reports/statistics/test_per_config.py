@@ -153,7 +153,7 @@ def test_equal_names_of_other_machines_do_not_pair():
     assert per_config.difference(*both).half < per_config.difference(*both, same_workers=False).half / 10
 
 
-@pytest.mark.parametrize(("workers", "count", "repeats"), [(1, 20, 1), (2, 20, 1), (1, 20, 3)])
+@pytest.mark.parametrize(("workers", "count", "repeats"), [(1, 20, 1), (1, 20, 3)])
 def test_intervals_hold_the_true_value_in_nearly_all_runs(workers, count, repeats):
     # Workers 3 % apart, processes 0.5 %.
     world = Scenario(steps=count, worker_spread=0.03 if workers > 1 else 0.0)
@@ -162,21 +162,6 @@ def test_intervals_hold_the_true_value_in_nearly_all_runs(workers, count, repeat
         measured = measure(simulated(world, random, workers=workers, repeats=repeats))
         held += measured.step_time_sec.low <= 0.2 * math.exp(middle) <= measured.step_time_sec.high
     assert held >= MIN_COVERAGE * RUNS
-
-
-def test_ratios_hold_the_true_value_and_equal_sides_have_no_verdict():
-    world, random, held, verdicts = Scenario(steps=20), np.random.default_rng(2), 0, 0
-    for _ in range(RUNS):
-        speeds = random.normal(0.0, 0.03, 2)
-        sides = [
-            measure([steps(f"w{index}", np.exp(world.process(random, speed))) for index, speed in enumerate(speeds)])
-            for _ in range(2)
-        ]
-        compared = ratio(*sides, "samples")
-        held += compared.low <= 1.0 <= compared.high
-        verdicts += compared.verdict is not None
-    assert held >= MIN_COVERAGE * RUNS
-    assert verdicts <= MAX_FALSE_VERDICTS * RUNS
 
 
 def texts(random, batch, workers=4, count=30, cut=512):

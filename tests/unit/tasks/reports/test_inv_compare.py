@@ -34,20 +34,12 @@ def project(tmp_path, monkeypatch):
     return settings
 
 
-def test_runs_as_fast_as_each_other_pass_and_the_table_fits_80_columns(project, capsys):
-    compare(Context(), "a", "b")
-    output = capsys.readouterr().out
-    assert output.count(" same") == 4
-    assert max(map(len, output.splitlines())) <= 80
-    assert output.splitlines()[-1] == "results/b/report/compare.json"
-    document = json.loads((project.root / "results/b/report/compare.json").read_text())
-    assert (document["before"], document["after"], document["exit_code"], len(document["rows"])) == (["a"], ["b"], 0, 4)
-
-
 @pytest.mark.usefixtures("project")
-def test_programs_get_one_object_and_the_exit_code(capsys):
-    with pytest.raises(TaskFailed):
+def test_a_slower_run_fails_with_1_and_names_the_worst_and_programs_get_one_object(capsys):
+    with pytest.raises(TaskFailed) as failed:
         compare(Context(), "a", "c", json=True)
+    assert failed.value.exit_code == 1
+    assert re.match(r"2 of 4 .* 1 %, most optimized: ", str(failed.value))
     output = capsys.readouterr()
     document = json.loads(output.out)
     assert (document["kind"], document["after"], document["exit_code"]) == ("comparison", ["c"], 1)
@@ -60,15 +52,6 @@ def test_a_full_disk_is_a_retryable_error(monkeypatch):
     with pytest.raises(RetryableError, match=r"compare\.json: cannot be written: No space left on device; ") as ended:
         compare(Context(), "a", "b")
     assert ended.value.exit_code == 3
-
-
-@pytest.mark.usefixtures("project")
-def test_a_slower_run_fails_with_1_and_names_the_worst(capsys):
-    with pytest.raises(TaskFailed) as failed:
-        compare(Context(), "a", "c")
-    assert failed.value.exit_code == 1
-    assert re.match(r"2 of 4 .* 1 %, most optimized: ", str(failed.value))
-    assert "slower" in capsys.readouterr().out
 
 
 def test_the_other_runs_in_the_folder_show_the_effect_of_the_day(project):
@@ -117,8 +100,6 @@ def test_undecided_comparisons_have_an_exit_code_of_their_own_unless_allowed(pro
         ({"allow": ["colour"]}, "--allow colour: expected one of profile, gpu, driver, lock"),
         ({"second": "a"}, "run a is named twice"),
         ({"second": "none"}, "run 'none'"),
-        ({"second": "../a"}, "expected a run's id, not a path"),
-        ({"second": "9" * 400}, "expected a run's id, not a path"),
         ({"out": "none/here.json"}, "none/here.json: cannot be written: No such file or directory; "),
     ],
 )
@@ -145,7 +126,11 @@ def test_long_names_that_look_like_markup_are_printed_literally_in_80_columns(pr
     compare(Context(), "x", "y")
     output = capsys.readouterr().out
     assert "[bold]" in output
+    assert output.count(" same") == 4
     assert max(map(len, output.splitlines())) <= 80
+    assert output.splitlines()[-1] == "results/y/report/compare.json"
+    document = json.loads((project.root / "results/y/report/compare.json").read_text())
+    assert (document["before"], document["after"], document["exit_code"], len(document["rows"])) == (["x"], ["y"], 0, 4)
 
 
 def row(why, configuration="c", shows_percent=1.0):

@@ -44,11 +44,8 @@ def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_figures")
-@pytest.mark.parametrize("write", [synthetic.exact_run, training_run.write_run])
-def test_a_full_disk(
-    folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], object]
-) -> None:
-    write(folder)
+def test_a_full_disk(folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    training_run.write_run(folder)
     with monkeypatch.context() as full:
         full.setattr(building, "write_atomic", full_disk)
         assert DISK_FULL in retryable_error(context())
