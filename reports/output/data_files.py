@@ -2,7 +2,7 @@
 
 Every CSV file begins with `run_id`, so that files of several runs can be concatenated; the other columns and their
 units are those of `reports.read.loaded_run` and `reports.read.measurements`. `trials.csv` has every setting of its
-trial. `summary.csv` and `costs.csv` are parts of summary.json, flattened.
+trial. `summary.csv` is a part of summary.json, flattened.
 """
 
 import json
@@ -47,7 +47,6 @@ def of_benchmark(summary: Summary, run: Run) -> dict[str, bytes]:
         "summary.csv": summary_csv(summary),
         "trials.csv": to_csv(with_run_id(run, with_settings(run))),
         "steps.csv": to_csv(with_run_id(run, run.steps)),
-        "costs.csv": to_csv(costs(summary)),
         "measurements.csv": to_csv(with_run_id(run, measurements.frame(run))),
     }
 
@@ -156,25 +155,6 @@ def summary_csv(summary: Summary) -> bytes:
         for document in (_configuration(row),)
     ]
     return to_csv(_flat(lines)) if lines else b""
-
-
-def costs(summary: Summary) -> pd.DataFrame:
-    """Return a row for each configuration, price and number of GPUs; empty without a price."""
-    return _flat(
-        {
-            "run_id": summary.record.run_id,
-            "configuration": row.label,
-            **_fields(priced.price, ("name", "usd_per_gpu_hour", "source", "dated")),
-            **{
-                name: asdict(getattr(priced, name))
-                for name in ("usd_per_1000_samples", "usd_per_million_useful_tokens")
-            },
-            **asdict(plan),
-        }
-        for row in summary.rows
-        for priced in row.costs
-        for plan in priced.fine_tunings
-    )
 
 
 def _flat(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:

@@ -68,13 +68,17 @@ def _sections(training: TrainingReport) -> Iterator[Section]:
         yield from _score(record.score)
     if (picture := _picture(training)) is not None:
         yield Section(title="Loss", parts=(picture,))
-    if training.uses:
-        yield Section(title="Cost and goodput", parts=(paragraph(sentences.goodput(training)), _uses(training)))
-    if compared := sentences.predicted_and_actual(training):
-        heads, basis = ("quantity", "predicted", "actual"), training.forecast.get("basis")
-        quiet = [paragraph(f"Basis of the predicted time: {basis}.", is_quiet=True)] if basis else []
-        table = text_table(heads, compared, heads[1:])
-        yield Section(title="Predicted and actual", parts=(table, *quiet), is_brief=True)
+    heads = ("quantity", "predicted", "actual")
+    goodput, basis = sentences.goodput(training), training.forecast.get("basis")
+    yield Section(
+        title="Predicted and actual",
+        parts=(
+            *([paragraph(goodput)] if goodput else []),
+            text_table(heads, sentences.predicted_and_actual(training), heads[1:]),
+            *([paragraph(f"Basis of the predicted time: {basis}.", is_quiet=True)] if basis else []),
+        ),
+        is_brief=True,
+    )
     numbers = text_table(("quantity", "value"), [*sentences.lines(training), *sentences.check_lines(training)])
     yield Section(title="All numbers", parts=(numbers,), is_brief=True)
     yield from _data(training)
@@ -113,22 +117,6 @@ def _scored(row: ScoredRow) -> Answers:
 def _picture(training: TrainingReport) -> Picture | None:
     drawing = loss.gather_training(training)
     return None if drawing is None else draw_picture(LOSS_FIGURE, "", drawing)
-
-
-def _uses(training: TrainingReport) -> Table:
-    """Make a row for each use of the paid time: name, time, share, and dollars if there is a price."""
-    price, uses = training.price, training.uses
-    heads = ("use", "time", "share", *(["cost"] if price is not None else []))
-    rows = [
-        (
-            name,
-            formatting.duration(seconds),
-            f"{100.0 * seconds / sum(uses.values()):.1f} %",
-            *([formatting.dollars(seconds / 3600.0 * price)] if price is not None else []),
-        )
-        for name, seconds in uses.items()
-    ]
-    return text_table(heads, rows, heads[1:])
 
 
 def _data(training: TrainingReport) -> Iterator[Section]:

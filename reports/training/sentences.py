@@ -13,7 +13,7 @@ from bench.records.units import format_gib, format_mb
 from reports import formatting
 from reports.read import attempts
 from reports.read.loaded_run import ReportError
-from reports.training.training_facts import STEPS, TrainingReport, adapter_evaluation, check_command, read_check
+from reports.training.training_facts import TrainingReport, adapter_evaluation, check_command, read_check
 
 LABELS = {
     "exact": "exact answers",
@@ -81,11 +81,13 @@ def outcome(training: TrainingReport) -> str:
     return f"Trained, but the held-out loss was not shown to change: {change}"
 
 
-def goodput(training: TrainingReport) -> str:
-    """Say what share of the paid time became steps that count."""
-    total = sum(training.uses.values())
-    share = training.uses.get(STEPS, 0.0) / total
-    return f"Of {formatting.duration(total)} of worker time, {share * 100:.0f} % became steps that count."
+def goodput(training: TrainingReport) -> str | None:
+    """Say what share of the paid time became steps that count; None without a ledger."""
+    total, steps = 3600.0 * training.worker_hours, training.steps_sec * training.record.world_size
+    if total <= 0.0:
+        return None
+    share = f"{100.0 * min(1.0, steps / total):.0f} %"
+    return f"Of {formatting.duration(total)} of worker time, {share} became steps that count."
 
 
 def next_command(training: TrainingReport) -> tuple[str, str]:
@@ -220,9 +222,13 @@ def _adapter(record: TrainingRecord) -> str | None:
 
 
 def predicted_and_actual(training: TrainingReport) -> list[tuple[str, str, str]]:
-    """Return rows of name, predicted value, actual value, of what was both predicted and measured."""
-    record, plan, sec = training.record, training.forecast, training.steps_sec
-    total = attempts.total_sec(training.attempts, time.time()) if training.attempts else None
+    """Return rows of name, predicted value (- for none), actual value; without parts that took no time."""
+    record, plan, sec, now = training.record, training.forecast, training.steps_sec, time.time()
+    total = attempts.total_sec(training.attempts, now) if training.attempts else None
+    parts = training.parts_sec | {
+        "loading, of start and end": 0.0 if record.time is None else record.time.loading_sec,
+        "waiting for a restart, of start and end": attempts.wait_sec(training.attempts, now),
+    }
     usd_per_sec = None if training.price is None else training.price * record.world_size / 3600.0
 
     def part(seconds: float) -> str:
@@ -232,18 +238,17 @@ def predicted_and_actual(training: TrainingReport) -> list[tuple[str, str, str]]
     rows = (
         ("steps", plan.get("steps"), record.steps_done, "{:,}".format),
         ("time of the steps", plan.get("seconds"), sec, part),
-        *((name, plan.get("parts_sec", {}).get(name), spent, part) for name, spent in training.parts_sec.items()),
+        *((name, plan.get("parts_sec", {}).get(name), spent or None, part) for name, spent in parts.items()),
         ("whole time", plan.get("total_sec"), total, formatting.duration),
         ("dollars", plan.get("usd"), training.usd, formatting.dollars),
         ("peak GPU memory", plan.get("peak_bytes"), record.peak_vram_bytes, lambda count: format_gib(count, 2)),
+        ("communication", None, record.communication_measured_percent, "{:.1f} %".format),
     )
-    known = [
-        (name, show(predicted), show(actual))
+    return [
+        (name, "-" if predicted is None else show(predicted), show(actual))
         for name, predicted, actual, show in rows
-        if predicted is not None and actual is not None
+        if actual is not None
     ]
-    communication = record.communication_measured_percent
-    return [*known, *([] if communication is None else [("communication", "-", f"{communication:.1f} %")])]
 
 
 def check_lines(training: TrainingReport) -> list[Line]:

@@ -22,8 +22,6 @@ from reports.read.worker_fingerprints import CPU
 
 # What a training's time is spent on, its steps excepted.
 PARTS = START, EVALUATIONS, CHECKPOINTS, SCORES = ("start and end", "evaluations", "checkpoints", "answers and score")
-# What its paid time is spent on, besides loading and PARTS.
-STEPS, WAITS, REST = "steps that count", "waiting for a restart", "repeated steps, start and end of processes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,22 +71,6 @@ class TrainingReport:
     def parts_sec(self) -> dict[str, float]:
         """The seconds of everything but the steps by PARTS; empty without a ledger."""
         return divide(self.record, attempts.total_sec(self.attempts, time.time())) if self.attempts else {}
-
-    @property
-    def uses(self) -> dict[str, float]:
-        """Worker seconds of the paid time by use, the steps first; without uses of no time, empty without a ledger.
-
-        Loading, evaluation and score of an attempt without a checkpoint are in REST.
-        """
-        now, spent = time.time(), self.record.time or TrainingTime()
-        seconds = {
-            STEPS: self.steps_sec,
-            "loading": spent.loading_sec,
-            **{name: sec for name, sec in self.parts_sec.items() if name != START},
-            WAITS: attempts.wait_sec(self.attempts, now),
-        }
-        seconds[REST] = max(0.0, attempts.total_sec(self.attempts, now) - sum(seconds.values()))
-        return {name: used * self.record.world_size for name, used in seconds.items() if used > 0.0 and self.attempts}
 
     @property
     def seconds(self) -> list[float]:

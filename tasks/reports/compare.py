@@ -31,7 +31,7 @@ from tasks.cli.flags import parse_names
 from tasks.cli.terminal import console, ruled_table
 from tasks.errors import RetryableError, TaskFailed, Undecided, UsageError, file_errors, translate_errors
 from tasks.fleet.run_store import find_run, is_training
-from tasks.settings.layers import Settings, load
+from tasks.settings.layers import load
 from tasks.settings.sources import display_path
 
 COMPARE_FILE = "compare.json"
@@ -60,38 +60,25 @@ def compare_runs(
         return CommandResult(
             kind="comparison.trainings", data=data, failure=higher if compared.verdict == "higher" else None
         )
-    result = _compare_benchmarks(settings, sides[0], sides[1], allow=allowed, tolerance=tolerance / 100.0, out=out)
-    return CommandResult(kind="comparison", data=json.loads(to_json(result)), failure=_find_failure(result))
-
-
-def _compare_benchmarks(
-    settings: Settings,
-    before: Sequence[Path],
-    after: Sequence[Path],
-    *,
-    allow: Sequence[str],
-    tolerance: float,
-    out: str | None,
-) -> Comparison:
-    """Compare benchmark runs, write compare.json and print the result."""
     with (
         translate_errors(UsageError, ReportError, comparing.CompareError),
         translate_errors(RetryableError, ReportWriteError),
     ):
-        sides = [[load_run(folder) for folder in folders] for folders in (before, after)]
+        before, after = ([load_run(folder) for folder in side] for side in sides)
         result = comparing.compare(
-            *sides,
-            allow=allow,
-            tolerance=tolerance,
+            before,
+            after,
+            allow=allowed,
+            tolerance=tolerance / 100.0,
             day_effect_percent=settings.bench.day_effect_percent,
-            earlier=[*sides[0], *_earlier_runs(settings.results_folder, sides[0][0], [*before, *after])],
+            earlier=[*before, *_earlier_runs(settings.results_folder, before[0], folders)],
         )
-        path = make_report_folder(after[-1]) / COMPARE_FILE if out is None else Path(out)
+        path = make_report_folder(folders[-1]) / COMPARE_FILE if out is None else Path(out)
     with file_errors(f"{path}: cannot be written", "choose another path with --out"):
         write_atomic(path, to_json(result))
     print_comparison(result)
     print(display_path(path.absolute()))
-    return result
+    return CommandResult(kind="comparison", data=json.loads(to_json(result)), failure=_find_failure(result))
 
 
 def _earlier_runs(results_folder: Path, like: Run, without: Sequence[Path]) -> list[Run]:

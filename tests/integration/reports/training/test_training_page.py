@@ -34,7 +34,7 @@ def test_every_file_is_written_and_foreign_text_is_escaped(tmp_path: Path) -> No
 def test_score_and_answers_come_before_the_curve_and_the_next_commands_before_all(tmp_path: Path) -> None:
     html = html_of(write_run(tmp_path, dataclasses.replace(RECORD, score=SCORE)))
     titles = re.findall(r"<h2[^>]*>([^<]+)</h2>", html)
-    assert titles[:4] == ["Score", "Held-out answers before and after", "Loss", "Cost and goodput"]
+    assert titles[:4] == ["Score", "Held-out answers before and after", "Loss", "Predicted and actual"]
     assert html.index("adapter.check</span>") < html.index("<h2 ")
     assert "&lt;b&gt;p&lt;/b&gt;" in html
     assert "raised: " in html

@@ -15,9 +15,8 @@ from bench.records import Trial
 from bench.records.status import ReasonCode, TrialStatus
 from reports import formatting
 from reports.output import benchmark, markdown
-from reports.output.data_files import costs, to_csv, with_run_id, with_settings
+from reports.output.data_files import to_csv, with_run_id, with_settings
 from reports.read.run_folder import load
-from reports.summary.prices import Pricing
 from reports.summary.rows import group_failures
 from reports.summary.summarize import summarize
 from tasks.reports.report import terminal_table
@@ -52,18 +51,6 @@ def test_files_of_two_runs_can_be_concatenated_and_have_every_setting(tmp_path):
     assert frame["peak_vram_bytes"].isna().all()
     assert set(frame[frame["configuration"] == "optimized"]["micro_batch_size"]) == {8}
     assert {field.name for field in dataclasses.fields(Trial)} <= {*frame.columns, "name"}
-
-
-def test_costs_have_one_line_per_configuration_price_and_number_of_gpus(tmp_path):
-    synthetic.write_run(tmp_path / "a")
-    summary = summarize(load(tmp_path / "a"), Pricing(shape="VM.GPU.A10.1"))
-    frame = costs(summary)
-    assert not frame.duplicated(["run_id", "configuration", "name", "gpus"]).any()
-    assert len(frame) == 2 * 3 * 3
-    row, plan = frame.iloc[0], summary.rows[0].cost.fine_tunings[0]
-    assert (row["usd"], row["usd_low"], row["training_sec"]) == (plan.usd.value, plan.usd.low, plan.training_sec.value)
-    assert frame["source"].str.len().min() > 10
-    assert costs(summarize(load(tmp_path / "a"))).empty
 
 
 def test_a_configuration_has_one_rate_everywhere() -> None:

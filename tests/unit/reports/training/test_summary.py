@@ -31,6 +31,7 @@ def test_the_numbers_of_a_training_with_a_restart(tmp_path: Path) -> None:
     assert dict(sentences.lines(dataclasses.replace(training, record=record)))["recipe"] == fallback["recipe"]
     assert sentences.predicted_and_actual(training)[1:] == [
         ("time of the steps", "58 min 20 s, $3.89", "60 min, $4.00"),
+        ("whole time", "-", "60 min"),
         ("dollars", "$3.90", "$4.00"),
         ("peak GPU memory", "3.00 GiB", "3.00 GiB"),
         ("communication", "-", "7.0 %"),
@@ -190,18 +191,18 @@ def test_paid_time_is_divided_by_use(tmp_path: Path) -> None:
     restart = Restart(attempt=2, from_step=1)
     times = TrainingTime(loading_sec=300.0, evaluation_sec=120.0, score_sec=600.0)
     training = read(tmp_path, steps=steps, restarts=[restart], time=times)
-    assert training.uses == {
-        training_facts.STEPS: 3000.0, "loading": 600.0, "evaluations": 240.0, "answers and score": 1200.0,
-        training_facts.REST: 2160.0,
-    }  # fmt: skip
+    actual = {name: value for name, _, value in sentences.predicted_and_actual(training)}
+    names = ("start and end", "loading, of start and end", "evaluations", "answers and score")
+    expected = ["23 min, $1.53", "5 min, $0.3333", "2 min, $0.1333", "10 min, $0.6667"]
+    assert [actual[name] for name in names] == expected
     assert "42 %" in sentences.goodput(training)
-    assert dataclasses.replace(training, attempts=[]).uses == {}
+    assert sentences.goodput(dataclasses.replace(training, attempts=[])) is None
 
 
 def test_the_cost_is_that_of_the_paid_time_with_its_waits(tmp_path: Path) -> None:
     training = training_facts.read(write_run(tmp_path / "r"))
     first, second = training.attempts
     waiting = dataclasses.replace(training, attempts=[dataclasses.replace(first, ended=first.began + 900.0), second])
-    assert waiting.uses[training_facts.WAITS] == 2 * 900.0
+    assert ("waiting for a restart, of start and end", "-", "15 min, $1.00") in sentences.predicted_and_actual(waiting)
     assert waiting.worker_hours == training.worker_hours == 2.0
     assert sentences.loss_and_cost(waiting) == sentences.loss_and_cost(training)
