@@ -24,7 +24,7 @@ from tasks.cli.command_result import JSON_FLAG, print_error_object
 from tasks.cli.flags import Command
 from tasks.cli.help import explain_command, list_commands
 from tasks.cli.parser import patch_parser, suggest
-from tasks.cli.signals import exit_now, set_ctrl_c_handler, set_hangup_handler
+from tasks.cli.signals import exit_now, set_ctrl_c_handler
 from tasks.cli.streams import guard_standard_streams
 from tasks.errors import Interrupted, UsageError
 from tasks.settings.sources import ProjectConfig, is_installed
@@ -40,7 +40,6 @@ _logger = logging.getLogger(__name__)
 def main(argv: Sequence[str]) -> int:
     """Run the command line. Prints an error as one line on standard error; returns the exit code."""
     faulthandler.register(signal.SIGUSR1, file=2)  # `kill -USR1 PID` prints every thread's stack
-    set_hangup_handler()
     set_ctrl_c_handler(exit_now)  # while a task runs, `tasks.cli.executor` sets another handler
     guard_standard_streams()
     log.start_log()

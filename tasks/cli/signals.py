@@ -20,23 +20,6 @@ def exit_now(*_: object) -> None:
     os._exit(Interrupted.exit_code)
 
 
-def report_hangup(number: int, _frame: object) -> None:
-    """End this process after a line on standard error: the terminal was closed, and jobs elsewhere continue."""
-    message = (
-        "SIGHUP: the terminal was closed; jobs on the workers and on the VM continue: `inv runs` lists the runs, and "
-        "the command that was typed finds its job again\n"
-    )
-    with contextlib.suppress(OSError):  # standard error may be the closed terminal
-        os.write(2, message.encode())
-    os._exit(128 + number)
-
-
-def set_hangup_handler() -> None:
-    """Print a line when the terminal is closed. If SIGHUP was ignored from the start (nohup), it stays ignored."""
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, report_hangup)
-
-
 @contextlib.contextmanager
 def as_ctrl_c(*numbers: signal.Signals) -> Iterator[None]:
     """Make these signals interrupt the task like Ctrl-C, so that it cleans up."""

@@ -5,7 +5,7 @@ Facts shared by checks, each computed once, lazily, in its own thread.
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from tasks.clients.registry import resolve_image
 from tasks.clients.target_cluster import known_provider, place_pods, resolve_target, translate_cluster_errors
 from tasks.cluster.node_list import node_reports
 from tasks.errors import RetryableError, TaskFailed, UsageError
-from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error
+from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
 from tasks.settings.layers import Settings
 
 T = TypeVar("T")
@@ -140,14 +140,14 @@ class CheckContext:
         return tmp
 
 
-CheckFunction = Callable[[CheckContext], CheckResult | Sequence[CheckResult]]
+CheckFunction = Callable[[CheckContext], CheckResult | Iterable[CheckResult]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """One question. `run` returns its results, or raises Skipped or a task's error, which becomes a result.
 
-    `faults` are those that `run` itself reports, for the document.
+    `faults` are those that `run` itself reports, for the document; `fine` is what to say if it has no result.
     """
 
     subject: str
@@ -155,6 +155,7 @@ class Check:
     question: str
     run: CheckFunction
     faults: tuple[Fault, ...] = ()
+    fine: str = ""
 
     @property
     def title(self) -> str:
@@ -168,11 +169,14 @@ class Checks(list[Check]):
         super().__init__()
         self._subject = subject
 
-    def register(self, name: str, question: str, *faults: Fault) -> Callable[[CheckFunction], CheckFunction]:
+    def register(
+        self, name: str, question: str, *faults: Fault, fine: str = ""
+    ) -> Callable[[CheckFunction], CheckFunction]:
         """Return a decorator that registers the function as the `run` of a check."""
 
         def add(function: CheckFunction) -> CheckFunction:
-            self.append(Check(subject=self._subject, name=name, question=question, run=function, faults=faults))
+            known = Check(subject=self._subject, name=name, question=question, run=function, faults=faults, fine=fine)
+            self.append(known)
             return function
 
         return add
@@ -201,6 +205,7 @@ def run_check(check: Check, context: CheckContext) -> list[CheckResult]:
     try:
         with translate_cluster_errors():
             results = check.run(context)
+            return [results] if isinstance(results, CheckResult) else [*results] or [passed(check.fine)]
     except Skipped as reason:
         return [CheckResult(status=CheckStatus.SKIP, message=str(reason))]
     except (TaskFailed, HostError) as error:
@@ -214,7 +219,6 @@ def run_check(check: Check, context: CheckContext) -> list[CheckResult]:
         message = f"the check itself failed: {type(error).__name__}: {error}"
         remedy = "report it, with the output of `inv doctor --json`"
         return [CheckResult(status=CheckStatus.FAIL, message=message, remedy=remedy)]
-    return [results] if isinstance(results, CheckResult) else list(results)
 
 
 def _timeout_result(timeout_sec: float) -> CheckResult:

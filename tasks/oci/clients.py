@@ -125,14 +125,9 @@ def resolve_compartment(settings: Settings, api: TenancyApi) -> tuple[str, str]:
     matching = [identifier for identifier, name in compartments.items() if name == wanted]
     if len(matching) == 1:
         return matching[0], wanted
-    if matching:
-        raise UsageError(
-            f"tenancy.compartment: {len(matching)} compartments are named {wanted}: {', '.join(matching)}",
-            remedy="set one of these OCIDs",
-        )
-    known = sorted(compartments.values())
-    examples = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
-    raise UsageError(f"tenancy.compartment: no compartment {wanted}", remedy=f"existing ones: {examples or 'none'}")
+    existing = ", ".join(matching or sorted(compartments.values())[:8]) or "none"
+    remedy = f"set one of these OCIDs: {existing}" if matching else f"existing ones: {existing}"
+    raise UsageError(f"tenancy.compartment: {len(matching)} compartments are named {wanted}", remedy=remedy)
 
 
 def list_compartments(api: TenancyApi) -> dict[str, str]:

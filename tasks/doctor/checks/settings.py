@@ -8,7 +8,6 @@ from remote.image.references import InvalidReference, parse_image_name
 from tasks.clients import secrets
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
-from tasks.settings.layers import Settings
 
 CHECKS = Checks("settings")
 
@@ -71,13 +70,13 @@ def secret_files(context: CheckContext) -> CheckResult:
 
 
 @CHECKS.register(
-    "contradictions", "Do two settings contradict each other?", TWO_REPOSITORIES, NOT_IN_IMAGE, TINY, OVERLAY
+    "contradictions",
+    "Do two settings contradict each other?",
+    *(TWO_REPOSITORIES, NOT_IN_IMAGE, TINY, OVERLAY),
+    fine="no two settings contradict each other",
 )
-def contradictions(context: CheckContext) -> CheckResult | list[CheckResult]:
-    return [*contradiction_faults(context.settings)] or passed("no two settings contradict each other")
-
-
-def contradiction_faults(settings: Settings) -> Iterator[CheckResult]:
+def contradictions(context: CheckContext) -> Iterator[CheckResult]:
+    settings = context.settings
     cluster, pushed = settings.cluster, settings.registry.image
     if cluster.image is not None and pushed is not None:
         try:
@@ -103,23 +102,18 @@ def contradiction_faults(settings: Settings) -> Iterator[CheckResult]:
     "slow",
     "Does a setting make steps slower than necessary?",
     *(THREADS_OF_PODS, THREADS_HERE, SHARED_NODE, SLOW_RECIPE),
+    fine="no setting makes steps slower than necessary",
 )
-def slow(context: CheckContext) -> CheckResult | list[CheckResult]:
-    return [*slow_faults(context.settings, os.cpu_count() or 1)] or passed(
-        "no setting makes steps slower than necessary"
-    )
-
-
-def slow_faults(settings: Settings, cores: int) -> Iterator[CheckResult]:
+def slow(context: CheckContext) -> Iterator[CheckResult]:
+    settings, here = context.settings, os.cpu_count() or 1
     fleet, cluster = settings.fleet, settings.cluster
-    if settings.connector.is_cluster and fleet.pods.threads > (
-        cores_of_pod := max(1, int(parse_quantity(cluster.cpu)))
-    ):
-        yield THREADS_OF_PODS.result(threads=fleet.pods.threads, cpu=cluster.cpu, cores=cores_of_pod)
+    cores, threads = max(1, int(parse_quantity(cluster.cpu))), fleet.size * fleet.local.threads
+    if settings.connector.is_cluster and fleet.pods.threads > cores:
+        yield THREADS_OF_PODS.result(threads=fleet.pods.threads, cpu=cluster.cpu, cores=cores)
     if settings.connector.is_cluster and not cluster.one_per_node:
         yield SHARED_NODE.result()
-    if settings.connector.is_local and fleet.size > 1 and fleet.size * fleet.local.threads > cores:
-        yield THREADS_HERE.result(size=fleet.size, threads=fleet.size * fleet.local.threads, cores=cores)
+    if settings.connector.is_local and fleet.size > 1 and threads > here:
+        yield THREADS_HERE.result(size=fleet.size, threads=threads, cores=here)
     if settings.train.recipe == "reference":
         yield SLOW_RECIPE.result(recipe=settings.train.recipe)
     elif settings.train.gradient_checkpointing:

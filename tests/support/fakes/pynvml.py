@@ -71,15 +71,6 @@ def nvmlDeviceGetName(_handle):  # noqa: N802
     return "NVIDIA H200"
 
 
-def nvmlDeviceGetUUID(handle):  # noqa: N802
-    return _gpu(handle, "nvmlDeviceGetUUID")["uuid"]
-
-
-def nvmlDeviceGetUtilizationRates(handle):  # noqa: N802
-    gpu, memory = _gpu(handle, "nvmlDeviceGetUtilizationRates")["use"]
-    return SimpleNamespace(gpu=gpu, memory=memory)
-
-
 def nvmlDeviceGetMemoryInfo(handle, version=None):  # noqa: N802
     gpu = _gpu(handle, "nvmlDeviceGetMemoryInfo_v2" if version else "nvmlDeviceGetMemoryInfo")
     if version:
@@ -87,51 +78,34 @@ def nvmlDeviceGetMemoryInfo(handle, version=None):  # noqa: N802
     return SimpleNamespace(used=gpu["used"] + gpu["reserved"], total=gpu["total"])
 
 
-def nvmlDeviceGetPowerUsage(handle):  # noqa: N802
-    return _gpu(handle, "nvmlDeviceGetPowerUsage")["power"]
+def _clock(gpu, clock):
+    return gpu["clocks"][str(clock)]
 
 
-def nvmlDeviceGetEnforcedPowerLimit(handle):  # noqa: N802
-    _gpu(handle, "nvmlDeviceGetEnforcedPowerLimit")
-    return 700_000
+VALUES = {
+    "nvmlDeviceGetUUID": lambda gpu: gpu["uuid"],
+    "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=gpu["use"][0], memory=gpu["use"][1]),
+    "nvmlDeviceGetPowerUsage": lambda gpu: gpu["power"],
+    "nvmlDeviceGetEnforcedPowerLimit": lambda _gpu: 700_000,
+    "nvmlDeviceGetEccMode": lambda _gpu: [1, 1],
+    "nvmlDeviceGetClockInfo": _clock,
+    "nvmlDeviceGetMaxClockInfo": _clock,
+    "nvmlDeviceGetTemperature": lambda gpu, _sensor: gpu["temperature"],
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: gpu["reasons"],
+    "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: gpu["reasons"],
+    "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [
+        SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in gpu["processes"]
+    ],
+    "nvmlDeviceGetTotalEccErrors": lambda gpu, kind, _counter: gpu["ecc"][kind],
+    "nvmlDeviceGetRemappedRows": lambda gpu: tuple(gpu["rows"]),
+}
 
 
-def nvmlDeviceGetEccMode(handle):  # noqa: N802
-    _gpu(handle, "nvmlDeviceGetEccMode")
-    return [1, 1]
+def _function(name):
+    return lambda handle, *arguments: VALUES[name](_gpu(handle, name), *arguments)
 
 
-def nvmlDeviceGetClockInfo(handle, clock):  # noqa: N802
-    return _gpu(handle, "nvmlDeviceGetClockInfo")["clocks"][str(clock)]
-
-
-def nvmlDeviceGetMaxClockInfo(handle, clock):  # noqa: N802
-    return _gpu(handle, "nvmlDeviceGetMaxClockInfo")["clocks"][str(clock)]
-
-
-def nvmlDeviceGetTemperature(handle, _sensor):  # noqa: N802
-    return _gpu(handle, "nvmlDeviceGetTemperature")["temperature"]
-
-
-def nvmlDeviceGetCurrentClocksEventReasons(handle):  # noqa: N802
-    return _gpu(handle, "nvmlDeviceGetCurrentClocksEventReasons")["reasons"]
-
-
-def nvmlDeviceGetCurrentClocksThrottleReasons(handle):  # noqa: N802
-    return _gpu(handle, "nvmlDeviceGetCurrentClocksThrottleReasons")["reasons"]
-
-
-def nvmlDeviceGetComputeRunningProcesses(handle):  # noqa: N802
-    processes = _gpu(handle, "nvmlDeviceGetComputeRunningProcesses")["processes"]
-    return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in processes]
-
-
-def nvmlDeviceGetTotalEccErrors(handle, kind, _counter):  # noqa: N802
-    return _gpu(handle, "nvmlDeviceGetTotalEccErrors")["ecc"][kind]
-
-
-def nvmlDeviceGetRemappedRows(handle):  # noqa: N802
-    return tuple(_gpu(handle, "nvmlDeviceGetRemappedRows")["rows"])
+globals().update({name: _function(name) for name in VALUES})
 
 
 def nvmlEventSetCreate():  # noqa: N802

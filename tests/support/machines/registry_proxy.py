@@ -14,8 +14,9 @@ Not covered: HTTP/2, and requests with a body.
 
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 
 from tests.support.machines.http_stubs import StubHandler, StubServer
@@ -68,13 +69,6 @@ class Change:
 Switch = Redirect | FixedResponse | Endless | Stall | Cut | Change
 
 
-@dataclass(kw_only=True)
-class _Armed:
-    switch: Switch
-    method: str | None
-    remaining: int | None
-
-
 class RegistryProxy(StubServer):
     """The server. `answer` gets method and path of a request."""
 
@@ -88,7 +82,7 @@ class RegistryProxy(StubServer):
         super().__init__(_Handler)
         self.answer = answer
         self.requests: list[tuple[str, str, str]] = []
-        self._armed: list[_Armed] = []
+        self._armed: list[tuple[Switch, str | None, Iterator[None]]] = []
         self.released = threading.Event()
         if certificate is not None:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -104,14 +98,11 @@ class RegistryProxy(StubServer):
 
     def arm(self, switch: Switch, *, method: str | None = None, times: int | None = None) -> None:
         """Apply a switch to requests of `method` (None: any), `times` (None: every one)."""
-        self._armed.append(_Armed(switch=switch, method=method, remaining=times))
+        self._armed.append((switch, method, repeat(None) if times is None else repeat(None, times)))
 
     def switch_for(self, method: str) -> Switch | None:
-        for armed in self._armed:
-            if armed.method in (None, method) and armed.remaining != 0:
-                armed.remaining = None if armed.remaining is None else armed.remaining - 1
-                return armed.switch
-        return None
+        matching = ((switch, left) for switch, wanted, left in self._armed if wanted in (None, method))
+        return next((switch for switch, left in matching for _ in left), None)
 
 
 class _Handler(StubHandler):

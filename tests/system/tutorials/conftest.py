@@ -37,10 +37,10 @@ def complete_project(folder: Path, *, is_small: bool = True) -> None:
     install(folder)
 
 
-def type_script(project: Project, script: str, **environment: str) -> str:
-    """Run a script in a shell in the project's folder; assert that it succeeds, and return its output."""
+def type_script(project: Project, script: str) -> str:
+    """Run a script in a shell in the project's folder; assert that it succeeds, and return its output and errors."""
     argv, folder = ("bash", "-c", script), project.folder
-    variables = project.environment | {"PYTHONPATH": str(folder)} | environment
-    done = subprocess.run(argv, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    environment = project.environment | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    return done.stdout + done.stderr

@@ -7,7 +7,6 @@ the part about the image (tests/system/image/test_tutorials.py).
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.support.machines.build_vm import PLAIN_REGISTRY
 from tests.support.paths import ROOT
 from tests.support.thorough import only_thorough
 from tests.system.conftest import Project
+from tests.system.tutorials.conftest import type_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OKE, GENERIC = TUTORIALS / "oke.md", TUTORIALS / "kubernetes.md"
@@ -40,8 +40,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def small(tiny_model: Path, tiny_data: Path, workspace: Path, bare_project: Project) -> dict[str, str]:
-    """Provide the environment of `inv`: settings that replace those of the page, because the machine is small."""
+def small(tiny_model: Path, tiny_data: Path, workspace: Path, bare_project: Project) -> Project:
+    """Provide a project whose environment has settings that replace those of the page: the machine is small."""
     bin_folder = Path(sys.executable).parent
     settings = {
         "MODEL_PATH": tiny_model,
@@ -60,11 +60,11 @@ def small(tiny_model: Path, tiny_data: Path, workspace: Path, bare_project: Proj
         "CLUSTER_READY_TIMEOUT_SEC": "200",
     }
     (bare_project.folder / "manifests").symlink_to(ROOT / "manifests")
-    environment = {name: value for name, value in bare_project.environment.items() if name != "INVOKE_FLEET_SIZE"}
     program = install_forked_inv(bare_project.folder / "bin", bare_project.server)
-    path = f"{program.parent}:{bin_folder}:{os.environ['PATH']}"
-    paths = {"PATH": path, "PYTHONPATH": str(bare_project.folder)}
-    return environment | paths | {f"INVOKE_{name}": str(value) for name, value in settings.items()}
+    del bare_project.environment["INVOKE_FLEET_SIZE"]
+    bare_project.environment["PATH"] = f"{program.parent}:{bin_folder}:{os.environ['PATH']}"
+    bare_project.environment |= {f"INVOKE_{name}": str(value) for name, value in settings.items()}
+    return bare_project
 
 
 def running_cluster(workspace: Path, model: Path, data: Path, **options: Any) -> Cluster:
@@ -77,19 +77,6 @@ def typed_lines(page: Path, section: str) -> list[str]:
     return [line for block in blocks(page) if block.section == section and block.is_typed for line in block.lines()]
 
 
-def type_lines(script: str, project: Project, environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        ("bash", "-c", script),
-        cwd=project.folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout + done.stderr
-
-
 def write_token(project: Project, name: str) -> None:
     path = project.folder / name
     path.touch(mode=0o600)
@@ -97,10 +84,8 @@ def write_token(project: Project, name: str) -> None:
 
 
 @pytest.fixture
-def oke(
-    workspace: Path, tiny_model: Path, tiny_data: Path, bare_project: Project, small: dict[str, str]
-) -> Iterator[dict[str, str]]:
-    """Provide the environment of an operator with a tenancy whose cluster's nodes are those of the tests' cluster."""
+def oke(workspace: Path, tiny_model: Path, tiny_data: Path, small: Project) -> Iterator[Project]:
+    """Provide an operator's project, with a tenancy whose cluster's nodes are those of the tests' cluster."""
     pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` installs it")
     from tests.support.machines.fake_tenancy import ApiKey, FakeTenancy
 
@@ -109,33 +94,34 @@ def oke(
     cluster = running_cluster(workspace, tiny_model, tiny_data, signer=signer)
     with FakeTenancy(keys) as tenancy, cluster:
         tenancy.kubeconfig = cluster.kubeconfig_text()
-        keys.write_config(bare_project.folder)
+        keys.write_config(small.folder)
         endpoint = f"from tasks.oci import clients; clients.ENDPOINT = {tenancy.url!r}; "
-        install_forked_inv(bare_project.folder / "bin", bare_project.server, before=endpoint)
-        write_token(bare_project, "ocir-token")
+        install_forked_inv(small.folder / "bin", small.server, before=endpoint)
+        write_token(small, "ocir-token")
         yield small
 
 
-def test_every_command_for_a_tenancy_succeeds(bare_project: Project, oke: dict[str, str]) -> None:
+def test_every_command_for_a_tenancy_succeeds(oke: Project) -> None:
     assert typed_lines(OKE, RUN_SECTION) == typed_lines(GENERIC, RUN_SECTION)
     assert typed_lines(OKE, "4. Four nodes") == typed_lines(GENERIC, "4. The pods")
-    output = type_lines(typed_script(OKE, TENANCY_SECTION) + "inv nodes\n", bare_project, oke)
+    output = type_script(oke, typed_script(OKE, TENANCY_SECTION) + "inv nodes\n")
     assert f"{PODS} nodes qualify" in output
 
 
 @only_thorough
 def test_every_command_on_any_kubernetes_succeeds_and_names_no_cloud(
-    workspace: Path, tiny_model: Path, tiny_data: Path, bare_project: Project, small: dict[str, str]
+    workspace: Path, tiny_model: Path, tiny_data: Path, small: Project
 ) -> None:
-    write_token(bare_project, "registry-token")
+    write_token(small, "registry-token")
     with running_cluster(workspace, tiny_model, tiny_data) as cluster:
-        kubeconfig = bare_project.folder / ".kube" / "config"
+        kubeconfig = small.folder / ".kube" / "config"
         kubeconfig.parent.mkdir()
         kubeconfig.write_text(cluster.kubeconfig_text(context="my-cluster"))
         kubeconfig.chmod(0o600)
-        settings = {"KUBECONFIG": str(kubeconfig), "INVOKE_CLUSTER_PROVIDER": "generic"}  # its nodes have OKE's labels
+        small.environment["KUBECONFIG"] = str(kubeconfig)
+        small.environment["INVOKE_CLUSTER_PROVIDER"] = "generic"  # its nodes have OKE's labels
         sections = {block.section for block in blocks(GENERIC)} - {IMAGE_SECTION}
-        output = type_lines(typed_script(GENERIC, *sections) + "inv runs\n", bare_project, small | settings)
+        output = type_script(small, typed_script(GENERIC, *sections) + "inv runs\n")
     assert f"{PODS} of {PODS} pods are up" in output
-    assert (bare_project.run_folder() / "adapter").is_dir()
+    assert (small.run_folder() / "adapter").is_dir()
     assert [line for line in output.splitlines() if CLOUD_WORDS.search(line)] == []

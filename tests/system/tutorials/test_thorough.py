@@ -36,7 +36,8 @@ def test_every_command_about_quality_succeeds(bare_project: Project, tiny_model:
     for name in ("qlora-fleet--tiny-mistral", "HuggingFaceTB--SmolLM2-135M-Instruct"):
         (folder / "models" / name).symlink_to(tiny_model)
     (folder / "data" / "python-docs.jsonl").symlink_to(demo_data)
-    type_script(bare_project, typed_script(TUTORIALS / "quality.md"), **SMALL)
+    bare_project.environment |= SMALL
+    type_script(bare_project, typed_script(TUTORIALS / "quality.md"))
     (losses,) = (folder / "results").glob("*-recipes/quality.json")
     (check,) = QualityRecord.read(losses).checks
     assert check.is_complete

@@ -7,7 +7,7 @@ the commands of Oracle's tenancy (tests/unit/tasks/oci), and plans of real machi
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +49,6 @@ CHANGING = {
     if command.effect.changes and command.group != "tenancy"
 }
 RUN = synthetic.record()
-Patch = pytest.MonkeyPatch
 
 
 class ClusterWithoutChanges:
@@ -65,22 +64,15 @@ class ClusterWithoutChanges:
         labels = {"app.kubernetes.io/part-of": "qlora-fleet", "app.kubernetes.io/managed-by": "qlora-fleet"}
         return [{"kind": "Job", "metadata": {"name": "bench", "labels": labels}, "spec": {"parallelism": 1}}]
 
-    def secrets(self, *_: object) -> list[dict[str, Any]]:
+    def listed(self, *_: object, **__: object) -> list[dict[str, Any]]:
         return []
 
-    nodes = pods = pods_everywhere = list_fleet_objects = secrets
+    nodes = pods = pods_everywhere = list_fleet_objects = secrets = try_apply = listed
 
-    def is_allowed(self, *_: object) -> bool:
+    def is_there(self, *_: object) -> bool:
         return True
 
-    def has_api_group(self, _: str) -> bool:
-        return True
-
-    def has_object(self, *_: object) -> bool:
-        return True
-
-    def try_apply(self, *_: object, **__: object) -> list[dict[str, Any]]:
-        return []
+    is_allowed = has_api_group = has_object = is_there
 
 
 class HostWithoutChanges:
@@ -115,63 +107,42 @@ def results(project: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _fakes(project: Path, monkeypatch: Patch) -> None:
+def _fakes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("image", "manifests"):
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
 
-    @contextlib.contextmanager
-    def fake_cluster(_settings: object) -> Iterator[ClusterWithoutChanges]:
-        yield ClusterWithoutChanges()
-
-    @contextlib.contextmanager
-    def fake_vm(*_: object, **__: object) -> Iterator[HostWithoutChanges]:
-        yield HostWithoutChanges()
-
-    @contextlib.contextmanager
-    def fake_engine(*_: object) -> Iterator[EngineWithoutChanges]:
-        yield EngineWithoutChanges()
+    def opened(value: object) -> Callable[..., Any]:
+        return lambda *_, **__: contextlib.nullcontext(value)
 
     for module in (deploy, node_list):
-        monkeypatch.setattr(module, "open_cluster", fake_cluster)
+        monkeypatch.setattr(module, "open_cluster", opened(ClusterWithoutChanges()))
     for module in (archive, build, model, vm):
-        monkeypatch.setattr(module, "build_vm", fake_vm)
-    monkeypatch.setattr("remote.image.engine.connect", fake_engine)
+        monkeypatch.setattr(module, "build_vm", opened(HostWithoutChanges()))
+    for module in (bench, train):
+        monkeypatch.setattr(module, "fleet_hosts", lambda _: [SimpleNamespace(name="worker-0", workdir="/w")])
+    monkeypatch.setattr(BenchProgram, "inspect", lambda *_: {})
+    monkeypatch.setattr(forecast, "probe_worker", lambda *_: make_probe())
+    monkeypatch.setattr("remote.image.engine.connect", opened(EngineWithoutChanges()))
     built = build.EngineImage(image_id="i", size=1, labels={})
     monkeypatch.setattr(build, "plan_build", lambda *_, **__: built)
     monkeypatch.setattr("remote.image.vm_jobs.VmWork.start", refuse("VmWork.start"))
     monkeypatch.setattr(model.vm_jobs, "claim", lambda *_, create=True: create and pytest.fail("a folder was claimed"))
 
 
-def write_training(results: Path) -> str:
-    """Write a collected training with its adapter; return its name."""
+def arrange_adapter(results: Path) -> dict[str, Any]:
+    """Write a collected training with its adapter."""
     folder = training_run.write_run_with_adapter(results / "20260101-000000-train")
     run = RunRecord.read(folder / "run.json")
     dataclasses.replace(run, run_id=folder.name).write(folder)
     weights = folder / "adapter" / "adapter_model.safetensors"
     dataclasses.replace(training_run.RECORD, adapter_sha256=sha256_of(weights)).write(folder)
-    return folder.name
+    return {"run": folder.name, "base": "bf16", "force": True}
 
 
-def arrange_bench(_: Path, monkeypatch: Patch) -> dict[str, Any]:
-    monkeypatch.setattr(bench, "fleet_hosts", lambda _: [SimpleNamespace(name="worker-0", workdir="/w")])
-    monkeypatch.setattr(BenchProgram, "inspect", lambda *_: {})
-    return {"quick": True, "only": "baseline"}
-
-
-def arrange_train(_: Path, monkeypatch: Patch) -> dict[str, Any]:
-    monkeypatch.setattr(train, "fleet_hosts", lambda _: [SimpleNamespace(name="worker-0", workdir="/w")])
-    monkeypatch.setattr(forecast, "probe_worker", lambda *_: make_probe())
-    return {"workers": "1"}
-
-
-def arrange_adapter(results: Path, **typed: Any) -> dict[str, Any]:
-    return {"run": write_training(results), **typed}
-
-
-# What is typed, or a function that arranges the fakes of a command and returns that.
-CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
-    "adapter.merge": lambda results, _: arrange_adapter(results, base="bf16", force=True),
-    "bench": arrange_bench,
+# What is typed, or a function that writes what the command reads and returns that.
+CASES: dict[str, dict[str, Any] | Callable[[Path], dict[str, Any]]] = {
+    "adapter.merge": arrange_adapter,
+    "bench": {"quick": True, "only": "baseline"},
     "build": {"tmpdir": "/mnt/fss"},
     "cancel": {"run": RUN.run_id},
     "collect": {"run": RUN.run_id},
@@ -184,7 +155,7 @@ CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
     "push": {},
     "report": {"run": RUN.run_id},
     "teardown": {},
-    "train": arrange_train,
+    "train": {"workers": "1"},
     "vm.prune": {},
 }
 
@@ -199,13 +170,12 @@ def test_a_dry_run_prints_its_plan_as_json_and_changes_nothing(
     results: Path,
     project: Path,
     context: Callable[..., Context],
-    monkeypatch: Patch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if name == "deploy" and shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     case, command = CASES[name], CHANGING[name]
     assert isinstance(command, Command)
-    typed = case(results, monkeypatch) if callable(case) else case
+    typed = case(results) if callable(case) else case
     invoked = context(text=SETTINGS)  # writes the file before the folder is compared
     plan_of(command, invoked, project.parent, capsys, **typed)

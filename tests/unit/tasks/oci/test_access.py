@@ -139,7 +139,7 @@ def test_compartments_with_the_same_name_are_all_listed(tenancy: FakeTenancy, se
         {"id": ocid("compartment", "other"), "name": "team-1", "lifecycleState": "ACTIVE"}
     ]
     chosen = settings("tenancy: {compartment: team-1}")
-    with pytest.raises(UsageError, match=r"tenancy.compartment: 2 .*team-1: ocid1.*team-1, ocid1.*other"):
+    with pytest.raises(UsageError, match=r"tenancy.compartment: 2 .*: ocid1.*team-1, ocid1.*other"):
         resolve_compartment(chosen, connect(chosen))
 
 
