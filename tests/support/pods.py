@@ -58,47 +58,26 @@ def volume() -> list[dict[str, Any]]:
 
 
 def job(size: int, *, grace_sec: int = 2) -> dict[str, Any]:
-    """Make the workers' Job like manifests/worker, for any node and without the image's settings."""
-    worker = yaml.safe_load((ROOT / "manifests" / "worker" / "job.yaml").read_text())
-    idle_command = worker["spec"]["template"]["spec"]["containers"][0]["args"][-1]
-    mounts = [{"name": "scratch", "mountPath": "/scratch"}, {"name": "shared", "mountPath": SHARED}]
-    lost_node_tolerations = [
-        {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
-        for key in ("not-ready", "unreachable")
-    ]
-    container = {
-        "name": "bench",
+    """Make the workers' Job from manifests/worker, for any node, as root and without the image's settings."""
+    worker: dict[str, Any] = yaml.safe_load((ROOT / "manifests" / "worker" / "job.yaml").read_text())
+    worker["spec"] |= {"completions": size, "parallelism": size}
+    template = worker["spec"]["template"]
+    pod, (container,) = template["spec"], template["spec"]["containers"]
+    template["metadata"]["labels"] = {"app": "bench"}
+    for key in ("nodeSelector", "imagePullSecrets", "affinity", "securityContext", "serviceAccountName", "subdomain"):
+        del pod[key]
+    for key in ("envFrom", "securityContext"):
+        del container[key]
+    pod["terminationGracePeriodSeconds"] = grace_sec
+    scratch, shared = {"name": "scratch", "emptyDir": {}}, {"claimName": "shared"}
+    pod["volumes"] = [scratch, {"name": "shared", "persistentVolumeClaim": shared}]
+    container |= {
         "image": "registry.local/bench:1",
         "imagePullPolicy": "Always",  # so that a pull can fail for a replacement too
-        "args": ["sh", "-c", idle_command],
         "env": [{"name": "HOME", "value": "/scratch/home"}, {"name": "TMPDIR", "value": "/tmp"}],
-        "volumeMounts": mounts,
-        "resources": {"limits": {"nvidia.com/gpu": "1"}},
+        "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}, {"name": "shared", "mountPath": SHARED}],
     }
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": "bench"},
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": size,
-            "parallelism": size,
-            "backoffLimitPerIndex": 1000,
-            "template": {
-                "metadata": {"labels": {"app": "bench"}},
-                "spec": {
-                    "restartPolicy": "Never",
-                    "terminationGracePeriodSeconds": grace_sec,
-                    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}, *lost_node_tolerations],
-                    "containers": [container],
-                    "volumes": [
-                        {"name": "scratch", "emptyDir": {}},
-                        {"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}},
-                    ],
-                },
-            },
-        },
-    }
+    return worker
 
 
 class PodFleet(LocalFleet):

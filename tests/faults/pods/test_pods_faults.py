@@ -40,7 +40,7 @@ def test_a_stream_with_any_ending_before_the_last_byte_is_lost_and_after_it_is_n
     # Only a stream that stays open must be given up early; on a busy machine kubectl starts slowly.
     stays_open = ending in ("freeze", "only-success-no-close")
     impatient = replace(host, silence_sec=3.0) if stays_open else host
-    moments = (33, TOTAL_BYTES - 1) if stays_open else (0, 33, TOTAL_BYTES // 2, TOTAL_BYTES - 1)
+    moments = (TOTAL_BYTES - 1,) if stays_open else (0, 33, TOTAL_BYTES // 2, TOTAL_BYTES - 1)
 
     def run_echo(host: PodHost) -> Completed:
         return run(host, "sh", "-c", "echo begins; sleep 0.05; echo ends")
@@ -51,7 +51,7 @@ def test_a_stream_with_any_ending_before_the_last_byte_is_lost_and_after_it_is_n
             run_echo(impatient)
     pods.cluster.faults.exec(ending)  # all output is sent; only the Status is wrong or missing
     assert run_echo(host) == Completed(exit_code=0, stdout=OUTPUT.encode())
-    assert pods.cluster.faults.strike_counts()["execs"] == len(moments) + 1
+    assert pods.cluster.faults.exec_strikes() == len(moments) + 1
 
 
 def test_a_command_that_leaves_megabytes_unread_ends_with_its_own_code(pods: PodFleet) -> None:
@@ -99,7 +99,7 @@ def test_files_arrive_complete_over_streams_that_break_inside_them(pods: PodFlee
     result = pull(agent, "/scratch/files", tmp_path / "back")
     assert (tmp_path / "back" / "big").read_bytes() == content
     assert result.byte_count == len(content), "received bytes were requested again"
-    assert pods.cluster.faults.strike_counts()["execs"] == 3
+    assert pods.cluster.faults.exec_strikes() == 3
 
 
 def test_a_job_continues_while_the_api_server_is_down(pods: PodFleet) -> None:

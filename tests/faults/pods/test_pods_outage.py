@@ -1,6 +1,6 @@
 """Faults of realistic duration, with the default timeouts of `inv bench`.
 
-An API server that is silent until the streams are given up, and then down, for 35 s together; a node that is NotReady
+An API server that is silent until the streams are given up, and then down, for 24 s together; a node that is NotReady
 while its pods say Running. Each affects a run before its job has started, in its middle, and after its last byte. Real
 kubectl against the tests' own cluster. These tests spend most of their time waiting.
 """
@@ -19,7 +19,7 @@ from tests.support.hosts.local_fleet import wait_for
 from tests.support.pods import PodFleet, fixtures
 
 PODS = 3
-BLACK_HOLE_SEC, OUTAGE_SEC = SILENCE_SEC + 3.0, 35.0
+BLACK_HOLE_SEC, OUTAGE_SEC = SILENCE_SEC + 3.0, SILENCE_SEC + 9.0
 shared_fleet, pods = fixtures(PODS)
 
 

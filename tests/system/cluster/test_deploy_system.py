@@ -175,8 +175,7 @@ def test_a_pod_is_as_in_the_manifest_the_pod_of_a_dead_node_is_replaced_and_tear
     wait_for(lambda: not deployed.objects("pods"), "the removal of all pods", 60.0)
     for key in ("jobs.batch", "services", "secrets", "roles.rbac.authorization.k8s.io"):
         assert deployed.objects(key) == []
-    # The other one is the cluster's own.
-    assert {each["metadata"]["name"] for each in deployed.objects("configmaps")} == {"foreign", "kube-root-ca.crt"}
+    assert [each["metadata"]["name"] for each in deployed.objects("configmaps")] == ["foreign"]
     assert deployed.namespace in [resource["metadata"]["name"] for resource in deployed.cluster.objects("namespaces")]
 
 

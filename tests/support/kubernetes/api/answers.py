@@ -17,27 +17,19 @@ def deep_copy(document: T) -> T:
 class Refusal(Exception):
     """Raised to answer a request with a `Status` of `code` instead of an object."""
 
-    def __init__(self, code: int, reason: str, message: str, details: Json | None = None) -> None:
+    def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
         self.code = code
         self.body: Json = {**SUCCESS, "status": "Failure", "message": message, "reason": reason, "code": code}
-        if details:
-            self.body["details"] = details
-
-
-def details(key: str, name: str, **more: Any) -> Json:
-    """Return the details of a Status; `key` is `pods` or `jobs.batch`, or a kind."""
-    plural, _, group = key.partition(".")
-    return {**({"name": name} if name else {}), **({"group": group} if group else {}), "kind": plural, **more}
 
 
 def not_found(key: str, name: str) -> Refusal:
     """Return a 404; `key` is `pods` or `jobs.batch`."""
-    return Refusal(404, "NotFound", f'{key} "{name}" not found', details(key, name))
+    return Refusal(404, "NotFound", f'{key} "{name}" not found')
 
 
 def no_such_path() -> Refusal:
-    return Refusal(404, "NotFound", "the server could not find the requested resource", {})
+    return Refusal(404, "NotFound", "the server could not find the requested resource")
 
 
 def bad_request(message: str) -> Refusal:
@@ -53,7 +45,7 @@ def not_allowed(verb: str, key: str, subresource: str, namespace: str, name: str
     message = (
         f'{key} {named}is forbidden: User "admin" cannot {verb} resource "{resource}" in API group "{group}" {scope}'
     )
-    return Refusal(403, "Forbidden", message, details(key, name))
+    return Refusal(403, "Forbidden", message)
 
 
 def internal_error(message: str) -> Json:

@@ -91,17 +91,14 @@ class Session:
         await self._ws.close(code=1000)
 
     async def _send_dial_error(self, address: str, reason: str) -> None:
-        namespace, name = self._pod["metadata"]["namespace"], self._pod["metadata"]["name"]
         if reason == "silence":
             await self._over.wait()
             return
         if reason == "no route to host":
             await asyncio.sleep(_DIAL_WAIT_SEC)
-        command = "&".join(f"command={word}" for word in self._argv)
-        url = f"https://{address}:10250/exec/{namespace}/{name}/{self._name}?{command}&error=1&output=1"
-        await self._finish(
-            internal_error(f'error sending request: Post "{url}": dial tcp {address}:10250: connect: {reason}')
-        )
+        url = f"https://{address}:10250/exec"
+        message = f'error sending request: Post "{url}": dial tcp {address}:10250: connect: {reason}'
+        await self._finish(internal_error(message))
 
     async def _run_in_container(self) -> None:
         container = self._kubelet.container(self._pod, self._name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from tests.support.kubernetes.api.answers import SUCCESS, Json, Refusal, bad_request, details
+from tests.support.kubernetes.api.answers import SUCCESS, Json, Refusal, bad_request
 from tests.support.kubernetes.api.exec import Session
 from tests.support.kubernetes.api.selectors import object_filter
 from tests.support.kubernetes.api.write import Writer
@@ -99,8 +99,8 @@ class Api:
 
     def _delete(self, at: Target, options: Json) -> web.StreamResponse:
         gone = self.delete(at.resource.key, at.namespace, at.name, options)
-        about = details(at.resource.key, at.name, uid=gone["metadata"]["uid"])
-        return web.json_response({**SUCCESS, "details": about})
+        about = {"name": at.name, "group": at.resource.group, "kind": at.resource.plural}
+        return web.json_response({**SUCCESS, "details": {**about, "uid": gone["metadata"]["uid"]}})
 
     def delete(self, key: str, namespace: str, name: str, options: Json) -> Json:
         """Delete an object and its dependents; pods with their grace period.

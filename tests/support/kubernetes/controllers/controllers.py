@@ -14,7 +14,7 @@ from tests.support.kubernetes.controllers.jobs import JobController
 from tests.support.kubernetes.controllers.scheduler import Scheduler
 from tests.support.kubernetes.node.nodes import OUT_OF_SERVICE, UNREACHABLE, Nodes
 from tests.support.kubernetes.store.resources import Target, by_key
-from tests.support.kubernetes.store.store import Change, Store, set_condition, true_conditions
+from tests.support.kubernetes.store.store import Change, Store, true_conditions
 
 _IDLE_SEC = 0.2  # the interval of passes without changes, for deadlines and tolerations
 
@@ -42,7 +42,6 @@ class Controllers:
             await asyncio.sleep(0)
 
     def step(self) -> None:
-        self._namespaces()
         self._api.finalize()
         self._claims()
         self.jobs.run()
@@ -57,15 +56,6 @@ class Controllers:
         options = {} if grace is None else {"gracePeriodSeconds": grace}
         with contextlib.suppress(Refusal):  # gone meanwhile
             self._api.delete("pods", namespace, pod, options)
-
-    def _namespaces(self) -> None:
-        """Create the default objects of new namespaces."""
-        for namespace in self._store.list("namespaces"):
-            name = namespace["metadata"]["name"]
-            if self._store.find("serviceaccounts", name, "default") is None:
-                self._store.create("serviceaccounts", name, {"metadata": {"name": "default"}})
-                made = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": ""}}
-                self._store.create("configmaps", name, made)
 
     def _claims(self) -> None:
         """Bind claims to the volumes that they name."""
@@ -91,7 +81,7 @@ class Controllers:
                 elif OUT_OF_SERVICE in taints or (
                     _age(taints[UNREACHABLE]["timeAdded"]) >= self._toleration_sec(pod, taints[UNREACHABLE])
                 ):
-                    self._taint_eviction(pod)
+                    self.delete_pod(pod["metadata"]["namespace"], pod["metadata"]["name"])
 
     def _end_without_node(self, pod: Json) -> None:
         """Fail and remove a pod that is being deleted, like the controller of garbage: its node cannot."""
@@ -102,20 +92,10 @@ class Controllers:
     def _toleration_sec(self, pod: Json, taint: Json) -> float:
         limits = [
             toleration["tolerationSeconds"]
-            for toleration in pod["spec"]["tolerations"]
+            for toleration in pod["spec"].get("tolerations", ())
             if toleration.get("key") in (None, taint["key"]) and "tolerationSeconds" in toleration
         ]
         return min(limits) * self._toleration_scale if limits else float("inf")
-
-    def _taint_eviction(self, pod: Json) -> None:
-        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-
-        def disrupt(changed: Json) -> None:
-            message = "Taint manager: deleting due to NoExecute taint"
-            set_condition(changed, "DisruptionTarget", True, reason="DeletionByTaintManager", message=message)
-
-        self._store.edit("pods", namespace, name, disrupt)
-        self.delete_pod(namespace, name)
 
 
 def _age(stamp: str) -> float:

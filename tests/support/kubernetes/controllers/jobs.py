@@ -1,13 +1,11 @@
-"""Job controller: a pod per index, replacements, limits, conditions.
+"""Job controller: a pod per index, replacements, completion.
 
 As recorded from Kubernetes 1.34 and 1.36: a pod has a finalizer until it is counted. Its deletion counts as a failure,
 and its replacement starts at once.
 
-Not covered: Jobs that are not Indexed, podFailurePolicy, podReplacementPolicy, successPolicy, backoffLimit, TTL,
-activeDeadlineSeconds, maxFailedIndexes, the back-off delay between retries (a replacement is created immediately).
+Not covered: Jobs that are not Indexed, back-off and its limits, policies, deadlines.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from tests.support.kubernetes.api.answers import Json, Refusal, deep_copy
@@ -62,15 +60,12 @@ class JobController:
         """`create_pod(namespace, pod)` runs the API's admission; `delete_pod(namespace, name)` gives grace."""
         self._store = store
         self._create_pod, self._delete_pod = create_pod, delete_pod
-        self._failures: dict[str, Counter[int]] = defaultdict(Counter)  # Job uid to failures by index
 
     def _current(self) -> list[Json]:
         return [
             job
             for job in self._store.list("jobs.batch")
-            if job["spec"]["completionMode"] == "Indexed"
-            and not _is_going(job)
-            and not true_conditions(job) & {"Complete", "Failed"}
+            if not _is_going(job) and "Complete" not in true_conditions(job)
         ]
 
     def run(self) -> None:
@@ -94,19 +89,14 @@ class JobController:
         metadata, status = job["metadata"], deep_copy(job.get("status", {}))
         pods = [pod for pod in self._store.list("pods", metadata["namespace"]) if _is_owned(pod, {metadata["uid"]})]
         done = parse_indexes(status.get("completedIndexes", ""))
-        self._count(job, pods, status, done)
-        verdict = self._verdict(job, done)
+        self._count(pods, status, done)
         active = [pod for pod in pods if _phase(pod) in _ACTIVE]
         alive = [pod for pod in active if not _is_going(pod)]
         status["terminating"] = len(active) - len(alive)
-        if verdict:
+        if len(done) == job["spec"]["completions"]:
             for pod in alive:
                 self._delete_pod(metadata["namespace"], pod["metadata"]["name"])
-            kind, reason, message = verdict
-            status["conditions"] = [condition(kind, "True", reason=reason, message=message)]
-            if kind == "Failed":
-                status["failed"] = status.get("failed", 0) + len(alive)
-            alive = []
+            status["conditions"], alive = [condition("Complete", "True")], []
         else:
             alive += self._create(job, alive, done)
         status |= {"active": len(alive), "ready": sum("Ready" in true_conditions(pod) for pod in alive)}
@@ -114,7 +104,7 @@ class JobController:
             status["completedIndexes"] = format_indexes(done)
         self._store.edit("jobs.batch", metadata["namespace"], metadata["name"], lambda j: j.update(status=status))
 
-    def _count(self, job: Json, pods: list[Json], status: Json, done: set[int]) -> None:
+    def _count(self, pods: list[Json], status: Json, done: set[int]) -> None:
         """Count each finished pod once in the status."""
         for pod in pods:
             is_tracked = _TRACKING in pod["metadata"].get("finalizers", [])
@@ -124,23 +114,10 @@ class JobController:
             elif is_tracked and (_is_going(pod) or _phase(pod) not in _ACTIVE):
                 self._release(pod)
                 status["failed"] = status.get("failed", 0) + 1
-                self._failures[job["metadata"]["uid"]][_index(pod)] += 1
-
-    def _failed(self, job: Json) -> set[int]:
-        limit = job["spec"].get("backoffLimitPerIndex", float("inf"))
-        return {index for index, count in self._failures[job["metadata"]["uid"]].items() if count > limit}
-
-    def _verdict(self, job: Json, done: set[int]) -> tuple[str, ...]:
-        failed = self._failed(job)
-        if len(done | failed) < job["spec"]["completions"]:
-            return ()
-        if failed:
-            return "Failed", "FailedIndexes", "Job has failed indexes"
-        return "Complete", "CompletionsReached", "Reached expected number of succeeded pods"
 
     def _create(self, job: Json, alive: list[Json], done: set[int]) -> list[Json]:
         spec = job["spec"]
-        busy = {_index(pod) for pod in alive} | done | self._failed(job)
+        busy = {_index(pod) for pod in alive} | done
         free = [index for index in range(spec["completions"]) if index not in busy]
         made = []
         for index in free[: max(0, spec["parallelism"] - len(alive))]:

@@ -17,12 +17,13 @@ def _tolerates(spec: Json, taint: Json) -> bool:
         toleration.get("key") in (None, taint["key"])
         and toleration.get("effect") in (None, taint["effect"])
         and (toleration.get("operator") == "Exists" or toleration.get("value") == taint.get("value"))
-        for toleration in spec["tolerations"]
+        for toleration in spec.get("tolerations", ())
     )
 
 
 def _gpus(pod: Json) -> int:
-    return sum(int(each["resources"].get("limits", {}).get(_GPU, 0)) for each in pod["spec"]["containers"])
+    containers = pod["spec"]["containers"]
+    return sum(int(each.get("resources", {}).get("limits", {}).get(_GPU, 0)) for each in containers)
 
 
 class Scheduler:

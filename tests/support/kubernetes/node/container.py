@@ -48,7 +48,7 @@ class Container:
         return None if ended is None else int(ended["exitCode"])
 
     async def start(self, sandbox: Json) -> None:
-        """Start PID 1. If the command cannot be started, the container ends with StartError, as under containerd."""
+        """Start PID 1."""
         self.environment = sandbox["environment"]
         self.uid, self.gid = sandbox["uid"], sandbox["gid"]
         read, write = os.pipe()
@@ -72,30 +72,21 @@ class Container:
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read, "rb")
         )
-        first = json.loads(await reader.readline() or '{"error": "the sandbox died"}')
+        self.pid = int(await reader.readline())
         started = now()
-        if "pid" in first:
-            self.pid = first["pid"]
-            self.state = {"running": {"startedAt": started}}
-        self.tasks = [asyncio.create_task(self._wait_for_end(shim, reader, first, started, sandbox["root"]))]
+        self.state = {"running": {"startedAt": started}}
+        self.tasks = [asyncio.create_task(self._wait_for_end(shim, reader, started, sandbox["root"]))]
 
     async def _wait_for_end(
-        self, shim: asyncio.subprocess.Process, reader: asyncio.StreamReader, first: Json, started: str, root: str
+        self, shim: asyncio.subprocess.Process, reader: asyncio.StreamReader, started: str, root: str
     ) -> None:
-        report = first
-        while line := await reader.readline():
-            report |= json.loads(line)
+        code = int(await reader.readline() or 137)
         await shim.wait()
         self.pid, self.ready = None, False
-        ended = {"startedAt": started, "finishedAt": now()}
-        if "error" in report:
-            ended |= {"exitCode": 128, "reason": "StartError", "message": report["error"]}
-        else:
-            code = report.get("exit", 137)
-            reason = self.kill_reason or ("Completed" if code == 0 else "Error")
-            ended |= {"exitCode": code, "reason": reason}
-            if message := termination_log(root).read_text(errors="replace"):
-                ended["message"] = message
+        reason = self.kill_reason or ("Completed" if code == 0 else "Error")
+        ended: Json = {"startedAt": started, "finishedAt": now(), "exitCode": code, "reason": reason}
+        if message := termination_log(root).read_text(errors="replace"):
+            ended["message"] = message
         self.state = {"terminated": ended}
         await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
         self.ended.set()

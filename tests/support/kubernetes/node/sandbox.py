@@ -1,8 +1,7 @@
 """Sandbox of a container: a process in its own namespaces with the machine's programs and the pod's folders.
 
 Runs as a script with the specification (JSON) on standard input. It stays as the parent of the container's PID 1, like
-containerd's shim, and writes JSON lines to the file descriptor in its first argument: {"pid": N}, {"error": reason},
-{"exit": code}.
+containerd's shim, and writes two lines to the file descriptor in its first argument: that pid, and its exit code.
 
 Own namespaces: mounts, processes, host name, IPC. Shared with the machine: network, users, kernel limits. The container
 sees the machine's /usr, /bin, /lib, /etc, /opt and the folders of `image_paths`, all read-only. All processes die with
@@ -111,35 +110,23 @@ def main() -> None:
     spec = json.loads(sys.stdin.buffer.read())
     report_fd = int(sys.argv[1])
 
-    def report(**fields: Any) -> None:
-        os.write(report_fd, json.dumps(fields).encode() + b"\n")
-
     _call("prctl", _PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != spec["parent"]:
         return  # the kubelet died while this process was starting
     os.umask(0o022)
-    try:
-        _call("unshare", _NEWNS | _NEWUTS | _NEWIPC | _NEWPID)
-        _build(spec)
-        started, starting = os.pipe()  # closed by a successful exec
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-                os.set_inheritable(report_fd, False)
-                _start_command(spec)
-            except OSError as error:
-                os.write(starting, json.dumps({"error": f"exec {spec['argv'][0]}: {error.strerror}"}).encode())
-            os._exit(127)
-    except OSError as error:
-        report(error=str(error))
-        return
+    _call("unshare", _NEWNS | _NEWUTS | _NEWIPC | _NEWPID)
+    _build(spec)
+    started, starting = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+        os.set_inheritable(report_fd, False)
+        _start_command(spec)
     os.close(starting)
-    failed = os.read(started, 65536)
-    report(**(json.loads(failed) if failed else {"pid": pid}))
-    _, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    report(exit=code if code >= 0 else 128 - code)
+    os.read(started, 1)  # until the child's exec closes its end
+    os.write(report_fd, b"%d\n" % pid)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.write(report_fd, b"%d\n" % (code if code >= 0 else 128 - code))
 
 
 if __name__ == "__main__":
