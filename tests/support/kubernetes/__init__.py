@@ -15,8 +15,7 @@ Limits; tests on this cluster cannot show anything about them:
   port-forward, no attach, no Events.
 - Every image is the machine itself, read-only. GPUs are counted; cpu and memory are not, and their limits do nothing:
   `oom_kill` is a switch. Memory-backed emptyDirs can really run full.
-- Memory-backed emptyDirs are separate per container. Claims are folders. A container runs once, whatever the
-  restartPolicy.
+- Claims are folders. A pod has one container, which runs once, whatever the restartPolicy.
 - Exec uses WebSocket v5, not SPDY: a user who may `create` but not `get` pods/exec is rejected. containerd
   closes standard input early (once a process has closed its output); here only the switch `stdin-cut` does.
 - No RBAC: switches deny requests, roles and bindings are only stored. Tokens, no client certificates.

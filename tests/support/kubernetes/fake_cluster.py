@@ -87,11 +87,12 @@ class FakeCluster:
 
     def processes(self, pod: str, namespace: str = "default") -> list[list[Any]]:
         """Return [pid, argv] of every process in the pod."""
-        inside = {_pid_namespace(c.pid) for c in self._worker(pod, namespace).containers.values() if c.pid}
+        pid = self._worker(pod, namespace).container.pid
+        inside = None if pid is None else _pid_namespace(pid)
         processes: list[list[Any]] = []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if _pid_namespace(int(entry.name)) in inside:
+                if _pid_namespace(int(entry.name)) == inside:
                     argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
                     processes.append([int(entry.name), argv])
         return sorted(processes)
@@ -139,8 +140,7 @@ class FakeCluster:
         if processes_die:
             for worker in self.kubelet.workers.values():
                 if worker.node.name == node:
-                    for container in worker.containers.values():
-                        container.kill()
+                    worker.container.kill()
 
     def restore_node(self, node: str) -> None:
         """Bring a lost node back; its kubelet reports its pods' status and ends those marked for deletion."""

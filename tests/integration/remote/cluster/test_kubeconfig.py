@@ -12,7 +12,7 @@ import pytest
 
 from remote.cluster import credential_cache, namespace_client
 from remote.cluster.api_connection import connect
-from remote.cluster.kubeconfig import resolve
+from remote.cluster.kubeconfig import Target, resolve
 from remote.cluster.namespace_client import Cluster
 from remote.hosts import local_program
 from remote.hosts.pods.kubectl import ClusterError, Misconfigured, Unreachable
@@ -35,6 +35,21 @@ def kubeconfig(path: Path, *names: str, current: str | None = None, user: dict[s
         )
     )
     return path
+
+
+def target(folder: Path, user: dict[str, Any] | None = None, **cluster: Any) -> Target:
+    """Resolve a kubeconfig of one context with this user and these fields of its cluster."""
+    path = kubeconfig(folder / "k", "a", current="a", user=user)
+    document = json.loads(path.read_text())
+    document["clusters"][0]["cluster"] |= cluster
+    path.write_text(json.dumps(document))
+    return resolve(kubeconfig=str(path), context=None, namespace="n")
+
+
+def from_program(*command: str) -> dict[str, Any]:
+    """Make a user whose credentials come from a program."""
+    program, *arguments = command
+    return {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": program, "args": arguments}}
 
 
 def resolve_error(**arguments: Any) -> str:
@@ -92,13 +107,11 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_line(text: str | None, token: s
 def test_paths_that_kubectl_takes_from_the_files_folder_are_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "./plugin"}
-    path = kubeconfig(tmp_path / "k", "a", current="a", user={"tokenFile": "token", "exec": plugin})
-    user = resolve(kubeconfig=str(path), context=None, namespace="n").user_config
+    user = target(tmp_path, {"tokenFile": "token", **from_program("./plugin")}).user_config
     assert (user["tokenFile"], user["exec"]["command"]) == (str(tmp_path / "token"), str(tmp_path / "plugin"))
     (tmp_path / "other").mkdir()
     kubeconfig(tmp_path / "other/k", "b")
-    monkeypatch.setenv("KUBECONFIG", f"{path}:{tmp_path / 'other/k'}")
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'k'}:{tmp_path / 'other/k'}")
     assert "; write an absolute path" in resolve_error()
 
 
@@ -116,7 +129,7 @@ START = "sleep 600 & echo $! $$ > numbers.new; mv numbers.new numbers;"
         (f"echo 'token {TOKEN} is not valid' >&2; exit 3", r"ended with exit 3: token \*\*\* is not valid"),
         ("echo 7", "did not print a credential"),
         ("""echo '{"status": {}}'""", "did not print a credential"),
-        (f"{START} wait", "timed out after 2 s; run it by hand"),
+        (f"{START} wait", "timed out after 1 s; run it by hand"),
         (f"{START} yes", " 1 MiB"),
     ],
     ids=["fails", "prints a number", "prints none", "hangs", "prints without end"],
@@ -126,12 +139,10 @@ def test_a_credential_program_that_gives_none_is_one_line_and_is_ended(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(local_program, "MAX_OUTPUT_BYTES", 1 << 20)
-    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/sh", "args": ["-c", script]}
-    path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
-    target = resolve(kubeconfig=str(path), context=None, namespace="n")
-    monkeypatch.setattr(credential_cache, "CREDENTIAL_TIMEOUT_SEC", 2.0)
+    from_shell = target(tmp_path, from_program("/bin/sh", "-c", script))
+    monkeypatch.setattr(credential_cache, "CREDENTIAL_TIMEOUT_SEC", 1.0)
     with pytest.raises(Misconfigured, match=f"^context a: .*credential program /bin/sh.*{problem}"):
-        connect(target)
+        connect(from_shell)
     numbers = [int(word) for word in Path("numbers").read_text().split()] if START in script else []
     deadline = time.monotonic() + 60
     while alive(numbers) and time.monotonic() < deadline:  # until their new parent reaps them
@@ -139,21 +150,13 @@ def test_a_credential_program_that_gives_none_is_one_line_and_is_ended(
     assert alive(numbers) == []
 
 
-def test_a_program_may_answer_with_a_certificate(tmp_path: Path) -> None:
+def test_a_program_may_answer_with_a_certificate_whose_key_is_in_a_folder_that_is_removed_after_a_kill(
+    tmp_path: Path,
+) -> None:
     status = json.dumps({"status": {"clientCertificateData": "a", "clientKeyData": "b"}})
-    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/echo", "args": [status]}
-    path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
-    made = connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
-    files = (made.configuration.cert_file, made.configuration.key_file)
-    assert [Path(str(file)).read_text() for file in files] == ["a", "b"]
-
-
-def test_a_private_key_is_in_a_folder_that_is_removed_after_a_kill(tmp_path: Path) -> None:
-    user = {"client-certificate-data": "YQ==", "client-key-data": "Yg=="}
-    path = kubeconfig(tmp_path / "k", "a", current="a", user=user)
-    made = connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
-    key = Path(str(made.configuration.key_file))
-    assert (key.read_bytes(), key.stat().st_mode & 0o777) == (b"b", 0o600)
+    made = connect(target(tmp_path, from_program("/bin/echo", status))).configuration
+    certificate, key = Path(str(made.cert_file)), Path(str(made.key_file))
+    assert (certificate.read_text(), key.read_text(), key.stat().st_mode & 0o777) == ("a", "b", 0o600)
     assert key.parent.name.startswith("qlora-fleet-kubeconfig-"), "the next process removes leftovers of this prefix"
 
 
@@ -179,9 +182,7 @@ def open_cluster(
     folder: Path, user: dict[str, Any], status: int = 200, body: bytes = b"{}"
 ) -> Iterator[tuple[Server, Cluster]]:
     with Server(status, body) as server:
-        path = kubeconfig(folder / "k", "a", current="a", user=user)
-        path.write_text(path.read_text().replace("https://a:6443", f"http://{server.host}"))
-        yield server, Cluster(resolve(kubeconfig=str(path), context=None, namespace="n"))
+        yield server, Cluster(target(folder, user, server=f"http://{server.host}"))
 
 
 def test_the_line_break_of_a_token_file_is_not_part_of_the_token(tmp_path: Path) -> None:
@@ -198,7 +199,12 @@ def test_a_user_who_impersonates_another_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("server", "proxy"),
-    [("http://127.0.0.1", None), ("https://[::1]", None), ("https://localhost", None), ("https://a", "http://proxy:9")],
+    [
+        ("http://127.0.0.1:9", None),
+        ("https://[::1]:9", None),
+        ("https://localhost", None),
+        ("https://a", "http://proxy:9"),
+    ],
 )
 def test_this_machine_is_not_asked_through_a_proxy(
     server: str, proxy: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -206,17 +212,13 @@ def test_this_machine_is_not_asked_through_a_proxy(
     for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://proxy:9")
     monkeypatch.delenv("no_proxy", raising=False)
-    path = kubeconfig(tmp_path / "k", "a", current="a")
-    path.write_text(path.read_text().replace("https://a:", f"{server}:"))
-    assert connect(resolve(kubeconfig=str(path), context=None, namespace="n")).configuration.proxy == proxy
+    assert connect(target(tmp_path, server=server)).configuration.proxy == proxy
 
 
 def test_a_server_whose_certificate_is_not_verified_is_named_once(tmp_path: Path) -> None:
-    path = kubeconfig(tmp_path / "k", "a", current="a")
-    path.write_text(path.read_text().replace('"server":', '"insecure-skip-tls-verify": true, "server":'))
-    target = resolve(kubeconfig=str(path), context=None, namespace="n")
-    assert "not verified" in str(target)
-    assert connect(target).configuration.verify_ssl is False
+    unverified = target(tmp_path, **{"insecure-skip-tls-verify": True})
+    assert "not verified" in str(unverified)
+    assert connect(unverified).configuration.verify_ssl is False
 
 
 @pytest.mark.parametrize(
@@ -230,22 +232,14 @@ def test_credentials_that_cannot_be_sent_are_named_and_not_shown(user: dict[str,
 
 @pytest.mark.parametrize("proxy", [7, "x", "http://[", "\x1b[31m"])
 def test_an_invalid_proxy_is_one_line(proxy: object, tmp_path: Path) -> None:
-    path = kubeconfig(tmp_path / "k", "a", current="a")
-    document = json.loads(path.read_text())
-    document["clusters"][0]["cluster"]["proxy-url"] = proxy
-    path.write_text(json.dumps(document))
     with pytest.raises(Misconfigured, match=r"; fix the (file|kubeconfig)$"):
-        connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
+        connect(target(tmp_path, **{"proxy-url": proxy}))
 
 
 @pytest.mark.parametrize("user", [{"token": "hidden"}, {"username": "u", "password": "hidden"}])
 def test_credentials_do_not_travel_over_plain_http(user: dict[str, Any], tmp_path: Path) -> None:
-    path = kubeconfig(tmp_path / "k", "a", current="a", user=user)
-    path.write_text(path.read_text().replace("https://a", "http://a"))
-    with pytest.raises(Misconfigured) as refused:
-        connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
-    assert str(refused.value).startswith("context a: ")
-    assert all(token in str(refused.value) for token in ("u-a", "http://a:6443", "https://..."))
+    with pytest.raises(Misconfigured, match=r"^context a: .*u-a.*http://a:6443.*https://\.\.\."):
+        connect(target(tmp_path, user, server="http://a:6443"))
 
 
 @pytest.mark.parametrize("date", ["Mon, 20 Nov 99999999999999999999 00:00:00 GMT", "Mon, 20 Nov 10000 00:00:00 GMT"])
@@ -256,11 +250,10 @@ def test_an_invalid_date_is_not_parsed(date: str) -> None:
 def test_a_kubectl_that_prints_without_end_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kubectl").write_text("#!/bin/sh\nexec yes\n")
     (tmp_path / "kubectl").chmod(0o755)
-    path = kubeconfig(tmp_path / "k", "a", current="a")
     monkeypatch.setattr(local_program, "MAX_OUTPUT_BYTES", 1 << 16)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(ClusterError, match=r"kubectl config.* MiB"):
-        resolve(kubeconfig=str(path), context=None, namespace="n")
+        target(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class Session:
     """One exec stream."""
 
     def __init__(self, request: web.Request, kubelet: Kubelet, pod: Json, fault: ExecFault | None) -> None:
-        self._request, self._kubelet, self._pod, self._name = request, kubelet, pod, request.query["container"]
+        self._request, self._kubelet, self._pod = request, kubelet, pod
         self._argv = request.query.getall("command")
         self._stdin = request.query.get("stdin") == "true"
         self._fault = fault
@@ -101,9 +101,10 @@ class Session:
         await self._finish(internal_error(message))
 
     async def _run_in_container(self) -> None:
-        container = self._kubelet.container(self._pod, self._name)
+        container = self._kubelet.container(self._pod)
         if container is None:
-            message = f'unable to upgrade connection: container not found ("{self._name}")'
+            name = self._pod["spec"]["containers"][0]["name"]
+            message = f'unable to upgrade connection: container not found ("{name}")'
             await self._finish(internal_error(message))
             return
         process = await container.execute(self._argv, stdin=self._stdin)

@@ -82,9 +82,10 @@ class Api:
                 woken.clear()
                 for change in self.store.history[seen:]:
                     seen += 1
-                    kind = change.seen(at.resource.key, at.namespace, holds) if change.version > since else ""
-                    if kind:
+                    is_inside = not at.namespace or change.new["metadata"].get("namespace") == at.namespace
+                    if change.version > since and change.key == at.resource.key and is_inside and holds(change.new):
                         await self.faults.responsive.wait()
+                        kind = "DELETED" if change.is_deletion else "MODIFIED"
                         event = {"type": kind, "object": self._typed(at.resource, change.new)}
                         await response.write(json.dumps(event).encode() + b"\n")
                 with contextlib.suppress(TimeoutError):

@@ -26,7 +26,6 @@ def termination_log(root: str | Path) -> Path:
 class Container:
     """A pod's container, which runs once. `state` has the API's form."""
 
-    name: str
     spec: Json
     environment: dict[str, str] = field(default_factory=dict)
     state: Json = field(default_factory=lambda: {"waiting": {"reason": "ContainerCreating"}})

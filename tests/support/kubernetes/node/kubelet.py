@@ -52,11 +52,10 @@ class Kubelet:
     def node_of(self, pod: Json) -> Node:
         return self.nodes.by_name[pod["spec"]["nodeName"]]
 
-    def container(self, pod: Json, name: str) -> Container | None:
-        """Return the container if it is running."""
+    def container(self, pod: Json) -> Container | None:
+        """Return the pod's container if it is running."""
         worker = self.workers.get(pod["metadata"]["uid"])
-        container = worker.containers.get(name) if worker else None
-        return container if container is not None and container.running else None
+        return worker.container if worker and worker.container.running else None
 
     def end_streams(self, node: str, how: str) -> None:
         for end in list(self.sessions.get(node, ())):
@@ -74,9 +73,7 @@ class Kubelet:
         """Kill every container and wait for its exit."""
         for worker in list(self.workers.values()):
             worker.task.cancel()
-            for container in worker.containers.values():
-                container.kill()
+            worker.container.kill()
         for worker in list(self.workers.values()):
-            for container in worker.containers.values():
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.gather(*container.tasks), 5)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.gather(*worker.container.tasks), 5)

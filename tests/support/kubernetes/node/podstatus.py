@@ -5,46 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.support.kubernetes.api.answers import Json, deep_copy
-from tests.support.kubernetes.node.container import Container
 from tests.support.kubernetes.store.store import set_condition
 
 if TYPE_CHECKING:
     from tests.support.kubernetes.node.podworker import PodWorker
 
 
-def _container_status(container: Container) -> Json:
-    return {
-        "name": container.name,
-        "image": container.spec["image"],
-        "imageID": "",
-        "ready": container.ready and container.running,
-        "restartCount": 0,
-        "state": deep_copy(container.state),
-    }
-
-
 def _phase(worker: PodWorker) -> str:
+    container = worker.container
     if worker.finished:
-        return "Succeeded" if all(container.exit_code == 0 for container in worker.containers.values()) else "Failed"
-    ran = any(container.running or container.exit_code is not None for container in worker.containers.values())
-    return "Running" if ran else "Pending"
+        return "Succeeded" if container.exit_code == 0 else "Failed"
+    return "Running" if container.running or container.exit_code is not None else "Pending"
 
 
 def status_of(worker: PodWorker, pod: Json) -> Json:
     """Return the pod's status, including the conditions written by the scheduler."""
     made: Json = {"status": deep_copy(pod.get("status", {}))}
-    unready = [
-        container.name for container in worker.containers.values() if not (container.ready and container.running)
-    ]
-    message = f"containers with unready status: [{' '.join(unready)}]"
-    reason = {"reason": "ContainersNotReady", "message": message} if unready else {}
-    set_condition(made, "Ready", not (unready or worker.finished), **reason)
+    container = worker.container
+    is_ready = container.ready and container.running
+    message = "" if is_ready else f"containers with unready status: [{container.spec['name']}]"
+    set_condition(made, "Ready", is_ready and not worker.finished, message=message)
+    state = {"name": container.spec["name"], "ready": is_ready, "state": deep_copy(container.state)}
     status: Json = made["status"]
-    status |= {
-        "phase": _phase(worker),
-        "startTime": worker.started_at,
-        "containerStatuses": [_container_status(container) for container in worker.containers.values()],
-    }
+    status |= {"phase": _phase(worker), "startTime": worker.started_at, "containerStatuses": [state]}
     if worker.address:
         status["podIP"] = worker.address
     return status

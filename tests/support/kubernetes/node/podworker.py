@@ -1,4 +1,4 @@
-"""One pod's life cycle on its node: image, volumes, containers, and termination."""
+"""One pod's life cycle on its node: image, volumes, its one container, and termination."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class PodWorker:
         self.namespace, self.name = pod["metadata"]["namespace"], pod["metadata"]["name"]
         self.hostname = pod["spec"].get("hostname") or self.name
         self.address = ""
-        self.starts = 0
         self.started_at = now()
         self.finished = False
-        self.containers = {c["name"]: Container(name=c["name"], spec=c) for c in pod["spec"]["containers"]}
-        self._starts: list[asyncio.Task[None]] = []
+        (spec,) = pod["spec"]["containers"]
+        self.container = Container(spec=spec)
+        self._start: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self.task = asyncio.create_task(self._supervise())
 
@@ -45,10 +45,9 @@ class PodWorker:
         self._changed.set()
 
     def oom_kill(self) -> None:
-        """Kill the first container's PID 1, like the kernel at its memory limit."""
-        container = next(iter(self.containers.values()))
-        container.kill_reason = "OOMKilled"
-        container.kill()
+        """Kill the container's PID 1, like the kernel at its memory limit."""
+        self.container.kill_reason = "OOMKilled"
+        self.container.kill()
 
     def _current(self) -> Json | None:
         stored = self.kubelet.store.find("pods", self.namespace, self.name)
@@ -103,46 +102,38 @@ class PodWorker:
             await self._changed.wait()
 
     async def _stop(self, grace: float) -> None:
-        """Send SIGTERM to every running container, and SIGKILL after `grace` seconds."""
-        await asyncio.gather(*self._starts)
-        alive = [container for container in self.containers.values() if container.running]
-        for container in alive:
-            container.signal(signal.SIGTERM if grace > 0 else signal.SIGKILL)
-        ends = asyncio.gather(*(container.ended.wait() for container in alive))
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(ends), grace)
-        for container in alive:
-            container.kill()
-        await asyncio.wait_for(ends, _KILL_WAIT_SEC)
+        """Send SIGTERM to the running container, and SIGKILL after `grace` seconds."""
+        if self._start is not None:
+            await self._start
+        if self.container.running:
+            self.container.signal(signal.SIGTERM if grace > 0 else signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.container.ended.wait(), grace)
+            self.container.kill()
+            await asyncio.wait_for(self.container.ended.wait(), _KILL_WAIT_SEC)
 
     async def _run(self) -> None:
-        self.address = self.kubelet.address()
+        self.address, container = self.kubelet.address(), self.container
         self.kubelet.names.add(self.pod, self.address)
         await self.report()
-        await asyncio.gather(*(self._run_container(container) for container in self.containers.values()))
-        self.finished = True
-
-    async def _run_container(self, container: Container) -> None:
-        spec = container.spec
         await self._pull(container)
         variables, folders = self._configure(container)
-        argv = [*_IMAGE_ENTRYPOINT, *(expand(text, variables) for text in spec["args"])]
-        start = asyncio.create_task(container.start(self._sandbox(spec, folders, variables, argv)))
-        self._starts.append(start)
-        await asyncio.shield(start)  # not cancelled with the pod, so that its process is known and can be killed
+        argv = [*_IMAGE_ENTRYPOINT, *(expand(text, variables) for text in container.spec["args"])]
+        self._start = asyncio.create_task(container.start(self._sandbox(container.spec, folders, variables, argv)))
+        await asyncio.shield(self._start)  # not cancelled with the pod, so that its process is known and can be killed
         container.ready = True
         await self.report()
         await container.ended.wait()
+        self.finished = True
 
     def _sandbox(self, container: Json, folders: list[Json], variables: dict[str, str], argv: list[str]) -> Json:
         """Return the specification for sandbox.py."""
         security = self.pod["spec"].get("securityContext", {}) | container.get("securityContext", {})
         uid = security.get("runAsUser", 0)
         fs_group = [security["fsGroup"]] if "fsGroup" in security else []
-        root = self.kubelet.state / "pods" / self.uid / "containers" / f"{container['name']}-{self.starts}"
+        root = self.kubelet.state / "pods" / self.uid / "container"
         root.mkdir(parents=True)
         root.chmod(0o755)
-        self.starts += 1
         message = termination_log(root)
         message.touch()
         message.chmod(0o666)

@@ -25,21 +25,12 @@ def suffix() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One change of an object. `old` is None if the object was created."""
+    """One change of an object."""
 
     version: int
     key: str
-    old: Json | None
     new: Json
     is_deletion: bool = False
-
-    def seen(self, key: str, namespace: str, wanted: Callable[[Json], bool]) -> str:
-        """Return the type of event that a filtered watch sees; "" for none."""
-        if self.key != key or (namespace and self.new["metadata"].get("namespace") != namespace):
-            return ""
-        before = self.old is not None and wanted(self.old)
-        after = not self.is_deletion and wanted(self.new)
-        return ("MODIFIED" if after else "DELETED") if before else "ADDED" if after else ""
 
 
 class Store:
@@ -80,7 +71,7 @@ class Store:
         return made
 
     def create(self, key: str, namespace: str, obj: Json) -> Json:
-        return self._commit(key, None, self.prepare(namespace, obj))
+        return self._commit(key, self.prepare(namespace, obj))
 
     def replace(self, key: str, new: Json) -> Json:
         """Replace the object with this name. Equal content changes nothing, not even the version."""
@@ -89,7 +80,7 @@ class Store:
         made["metadata"]["resourceVersion"] = current["metadata"]["resourceVersion"]
         if made == current:
             return current
-        return self._commit(key, current, made)
+        return self._commit(key, made)
 
     def edit(self, key: str, namespace: str, name: str, change: Callable[[Json], None]) -> Json | None:
         """Apply `change` to a copy and store it; None if the object does not exist."""
@@ -105,14 +96,14 @@ class Store:
         del self._objects[key][namespace, name]
         self.version += 1
         gone["metadata"]["resourceVersion"] = str(self.version)
-        self._announce(Change(version=self.version, key=key, old=gone, new=gone, is_deletion=True))
+        self._announce(Change(version=self.version, key=key, new=gone, is_deletion=True))
         return gone
 
-    def _commit(self, key: str, old: Json | None, made: Json) -> Json:
+    def _commit(self, key: str, made: Json) -> Json:
         self.version += 1
         made["metadata"]["resourceVersion"] = str(self.version)
         self._objects.setdefault(key, {})[made["metadata"].get("namespace", ""), made["metadata"]["name"]] = made
-        self._announce(Change(version=self.version, key=key, old=old, new=made))
+        self._announce(Change(version=self.version, key=key, new=made))
         return made
 
     def _announce(self, change: Change) -> None:

@@ -1,6 +1,5 @@
-"""Tests of the cluster's tasks without a cluster: the image, pending results, the end of the wait for pods."""
+"""Tests of the cluster's tasks without a cluster: pending results, the end of the wait for pods."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -25,12 +24,11 @@ from remote.cluster.plan import Action, ClusterPlan, Verb
 from remote.fleet.ledger import Ledger
 from remote.hosts.pods.host import PodsSection
 from remote.providers import GENERIC
-from tasks.clients.registry import resolve_image
 from tasks.clients.target_cluster import place_pods
 from tasks.cluster.checks import ResultsGuard
 from tasks.cluster.node_list import shortage_message
 from tasks.cluster.pod_status import WaitPolicy
-from tasks.errors import ConfirmationRequired, UsageError
+from tasks.errors import ConfirmationRequired
 from tasks.fleet.pending_results import (
     discard,
     has_training_ended,
@@ -41,38 +39,8 @@ from tests.support.reports import synthetic
 
 Make = Callable[..., Context]
 MakeRun = Callable[..., tuple[Path, Ledger]]
-HEX = "sha256:" + "ab" * 32
 DEV = {"context": "dev", "server": "https://dev:6443", "namespace": "qlora-fleet"}
 TARGET = Target(cluster="c", user="u", **DEV)
-IMAGE = {
-    "schema_version": 2,
-    "version": "2.0.0",
-    "repository": "fra.ocir.io/ns/r",
-    "digest": HEX,
-    "size_bytes": 5,
-    "compressed_bytes": 2,
-}
-
-
-def write_image_file(project: Path, text: str) -> None:
-    (project / "results").mkdir()
-    (project / "results" / "image.json").write_text(text)
-
-
-def test_the_image_is_the_one_that_was_pushed(project: Path, context: Make) -> None:
-    write_image_file(project, json.dumps(IMAGE))
-    image = resolve_image(load(context()))
-    assert (image.reference, image.size_bytes) == (f"fra.ocir.io/ns/r@{HEX}", 7)
-
-
-def test_the_image_of_the_settings_is_taken_first(project: Path, context: Make) -> None:
-    write_image_file(project, json.dumps(IMAGE))
-    assert resolve_image(load(context(text=f"cluster: {{image: 'h/other@{HEX}'}}"))).repository == "h/other"
-
-
-def test_a_tag_alone_is_refused_with_the_reason(context: Make) -> None:
-    with pytest.raises(UsageError, match=r"cluster\.image: .*@sha256:"):
-        resolve_image(load(context(text="cluster: {image: 'fra.ocir.io/ns/r:1.0'}")))
 
 
 @pytest.fixture
@@ -186,18 +154,17 @@ def test_results_that_are_only_in_the_pods_stop_a_plan_that_ends_them(tmp_path: 
     assert careful.check(ClusterPlan(actions=())) == {}
 
 
-def test_a_damaged_run_counts_as_not_collected(tmp_path: Path, run: MakeRun) -> None:
-    folder, _ = run()
-    (folder / "run.json").write_text("{}")
-    (line,) = pending_lines(tmp_path)
-    assert line.startswith(f"{folder.name}: ")
-
-
-def test_a_discarded_run_is_not_pending(tmp_path: Path, run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_run_is_pending_and_a_discarded_one_is_not(
+    tmp_path: Path, run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     run()
     discard(pending_runs(tmp_path, TARGET))
     assert capsys.readouterr().out.startswith("discarded: run r1: 1 of 1 ")
     assert pending_lines(tmp_path) == []
+    folder, _ = run("r2")
+    (folder / "run.json").write_text("{}")
+    (line,) = pending_lines(tmp_path)
+    assert line.startswith(f"{folder.name}: ")
 
 
 def test_a_training_whose_end_was_read_does_not_keep_its_job(tmp_path: Path, run: MakeRun) -> None:
