@@ -40,8 +40,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(source: Path) -> Path:
-    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")
-    call(*pip, "--wheel-dir", "dist", ".", folder=source)
+    options = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", "dist"]
+    call(sys.executable, "-m", "pip", *options, ".", folder=source)
     (path,) = (source / "dist").glob("*.whl")
     return path
 
@@ -50,19 +50,8 @@ def make_environment(folder: Path, *package: object) -> None:
     call(sys.executable, "-m", "venv", "--without-pip", folder)
     (site,) = folder.glob("lib/*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = (
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        folder / "bin/python",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-        "--no-compile",
-    )
-    call(*pip, "--no-build-isolation", *package)
+    options = ["install", "-q", "--no-deps", "--no-index", "--no-compile", "--no-build-isolation"]
+    call(sys.executable, "-m", "pip", "--python", folder / "bin/python", *options, *package)
 
 
 @pytest.fixture(scope="module")

@@ -21,13 +21,13 @@ def password(root: Path, file: str | None = None) -> str:
     return registry_password(settings, "ns/me", "fra.ocir.io", "inv push").reveal()
 
 
-@pytest.mark.parametrize(("piped", "token"), [("token\n", "token"), ("token", "token"), ("a b \n", "a b ")])
+@pytest.mark.parametrize(("piped", "token"), [("token", "token"), ("a b \n", "a b ")])
 def test_a_piped_password_is_one_line(piped: str, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(piped))
     assert password(tmp_path) == token
 
 
-@pytest.mark.parametrize("stdin", [io.StringIO(""), io.StringIO("\n"), None])
+@pytest.mark.parametrize("stdin", [io.StringIO("\n"), None])
 def test_no_password_is_a_usage_error_with_an_example(
     stdin: io.StringIO | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,12 +36,9 @@ def test_no_password_is_a_usage_error_with_an_example(
         password(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"token", b"token\n", b"token\r\n"])
-def test_a_password_file_comes_before_standard_input(
-    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_password_file_comes_before_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("another\n"))
-    private_file(tmp_path / "token", content)
+    private_file(tmp_path / "token", b"token\r\n")
     assert password(tmp_path, "token") == "token"
 
 
