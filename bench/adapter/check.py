@@ -11,7 +11,7 @@
 Each example's loss is compared with that of the first form, pair by pair. Plain transformers computes one example at a
 time. The first form's loss must also equal the one that the training recorded.
 
-`answer_conversations` answers with the adapter as it was trained, greedily, one conversation after the other.
+`answer_questions` answers with the adapter as it was trained, greedily.
 """
 
 import math
@@ -188,21 +188,18 @@ def plain_losses(torch: Any, model: Any, examples: Iterable[Any]) -> list[float]
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """Request to answer conversations, each a list of the user's turns, with at most `most` tokens an answer.
-
-    `end_ids` end an answer, as the model's own end tokens do.
-    """
+    """Request to answer questions with at most `most` tokens each. `end_ids` end an answer, as the model's own do."""
 
     trial: Trial
     adapter: str
     model_sha256: str | None
-    conversations: list[list[str]]
+    questions: list[str]
     most: int
     end_ids: list[int]
 
 
-def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> dict[str, int]:
-    """Answer every turn in order and log each answer at once. Return how many reached the limit.
+def answer_questions(request: ChatRequest, log: Callable[[str], None]) -> dict[str, int]:
+    """Answer the questions in order and log each answer at once. Return how many reached the limit.
 
     Raises InputError and InputRejected.
     """
@@ -213,21 +210,13 @@ def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> di
     generator = AnswerGenerator.of_step(modules, step, peft_model, tokenizer, request.end_ids)
     data = training_of(request.trial).data
     unended = 0
-    for turns in request.conversations:
-        messages = system_messages(data.system)
-        for turn in turns:
-            messages.append({"role": "user", "content": turn})
-            prompt = encode_prompt(
-                tokenizer, "chat", messages, data.special_tokens, lambda message: log(f"[{message}]")
-            )
-            most = min(request.most, positions - len(prompt))
-            if most < 1:
-                raise InputError(
-                    f"chat: a conversation of {len(prompt):,} tokens: the model takes {positions:,}",
-                    remedy="ask less, or begin a new conversation with an empty line",
-                )
-            ((text, has_ended),) = generator.generate([prompt], [most])
-            messages.append({"role": "assistant", "content": text})
-            unended += not has_ended
-            log(text if has_ended else f"{text} [not ended after {most} tokens]")
+    for question in request.questions:
+        messages = [*system_messages(data.system), {"role": "user", "content": question}]
+        prompt = encode_prompt(tokenizer, "chat", messages, data.special_tokens, lambda message: log(f"[{message}]"))
+        most = min(request.most, positions - len(prompt))
+        if most < 1:
+            raise InputError(f"chat: {len(prompt):,} tokens: the model takes {positions:,}", remedy="ask less")
+        ((text, has_ended),) = generator.generate([prompt], [most])
+        unended += not has_ended
+        log(text if has_ended else f"{text} [not ended after {most} tokens]")
     return {"unended": unended}

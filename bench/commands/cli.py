@@ -34,7 +34,7 @@ from bench.records.workloads import names_with
 ADAPTER_ACTIONS = {
     "check": ("check", "CheckRequest", "Checker"),
     "merge": ("merge", "MergeRequest", "merge"),
-    "chat": ("check", "ChatRequest", "answer_conversations"),
+    "chat": ("check", "ChatRequest", "answer_questions"),
 }
 
 

@@ -44,8 +44,7 @@ check_server = Command(
 chat = Command(
     "chat",
     "tasks.adapter.questions:chat",
-    "Ask an adapter on the first worker, without a server.\n\n"
-    "A question a line; an empty line starts a new conversation.",
+    "Ask an adapter on the first worker, without a server, a question a line.",
     section=Section.AFTER,
     effect=Effect.SESSION,
     run=text(TRAINING_RUN, unset=NEWEST_TRAINING),

@@ -6,13 +6,11 @@ Greedy answers diverge where two tokens have nearly equal probability and two ma
 count as similar if their first `COMPARED_CHARS` characters are equal. If fewer than half are, the server has another
 model or template.
 
-In a chat each line of standard input is a turn; an empty line starts a new conversation. All lines are read first,
-because the model is loaded once for all of them.
+In a chat each line of standard input is a question. All are read first, because the model is loaded once for all.
 """
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from invoke.context import Context
@@ -125,32 +123,21 @@ def chat(context: Context, run: str | None) -> None:
     settings = load(context)
     trained = open_training(settings, run)
     if sys.stdin.isatty():
-        print("one question per line; an empty line starts a new conversation; Ctrl-D sends all", flush=True)
-    conversations = split_conversations(sys.stdin)
-    if not conversations:
+        print("one question per line; Ctrl-D sends all", flush=True)
+    asked = [question for line in sys.stdin if (question := _read_question(line))]
+    if not asked:
         raise UsageError("chat: no question on standard input", remedy="for example: echo 'What is it?' | inv chat")
     with acquire_lock(settings.results_folder, f"chat (run {trained.run.run_id})"):
         request = {
             "trial": trained.trial.to_json(),
-            "conversations": conversations,
+            "questions": asked,
             "most": MAX_TOKENS,
             "end_ids": trained.record.end_ids,
         }
         run_on_worker(settings, trained, "chat", request, _print_answer)
 
 
-def split_conversations(lines: Iterable[str]) -> list[list[str]]:
-    """Return the turns of each conversation; an empty line ends a conversation."""
-    conversations: list[list[str]] = [[]]
-    for line in lines:
-        if turn := _read_turn(line):
-            conversations[-1].append(turn)
-        elif conversations[-1]:
-            conversations.append([])
-    return [turns for turns in conversations if turns]
-
-
-def _read_turn(line: str) -> str:
+def _read_question(line: str) -> str:
     """Return the line without white space around it. Raises UsageError if its bytes were not UTF-8."""
     if line != line.encode(errors="replace").decode():
         raise UsageError(f"chat: standard input is not UTF-8: {escape_controls(line.strip())[:60]}")

@@ -96,35 +96,12 @@ def test_an_adapter_with_a_template_of_the_training_fits_its_base(inputs, adapte
             lora.check_base(model, own, other)
 
 
-def test_a_conversation_is_answered_turn_by_turn_by_the_trained_adapter(lab, adapter, monkeypatch):
+def test_questions_are_answered_by_the_trained_adapter(lab, adapter):
     trial = lab(lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"), lora_alpha=8, lora_dropout=0.0).trial
-    prompts, encode_prompt = [], check.encode_prompt
-
-    def spy(tokenizer, location, messages, special_tokens, log):
-        prompts.append([dict(message) for message in messages])
-        return encode_prompt(tokenizer, location, messages, special_tokens, log)
-
-    monkeypatch.setattr(check, "encode_prompt", spy)
+    fields = {"trial": trial, "adapter": str(adapter), "model_sha256": None, "most": 4, "end_ids": []}
     logged = []
-    request = check.ChatRequest(
-        trial=trial,
-        adapter=str(adapter),
-        model_sha256=None,
-        conversations=[["len?", "why?"], ["len?"]],
-        most=4,
-        end_ids=[],
-    )
-    result = check.answer_conversations(request, logged.append)
-    assert [[message["role"] for message in messages] for messages in prompts] == [
-        ["user"],
-        ["user", "assistant", "user"],
-        ["user"],
-    ]
-    first, _, repeated = [line.removesuffix(" [not ended after 4 tokens]") for line in logged]
-    assert first == repeated, "greedy, and a new conversation"
-    assert prompts[1][1]["content"] == first
+    result = check.answer_questions(check.ChatRequest(**fields, questions=["len?", "why?", "len?"]), logged.append)
+    assert logged[0] == logged[2] != logged[1]
     assert sum("not ended" in line for line in logged) == result["unended"]
     with pytest.raises(InputError, match=r"chat: .* the model takes 512"):
-        check.answer_conversations(check.ChatRequest(**{**vars(request), "conversations": [["len?" * 200]]}), print)
-    with pytest.raises(InputRejected, match="expected 000000000000"):
-        check.answer_conversations(check.ChatRequest(**{**vars(request), "model_sha256": "0" * 64}), logged.append)
+        check.answer_questions(check.ChatRequest(**fields, questions=["len?" * 200]), logged.append)

@@ -104,11 +104,11 @@ def test_the_adapter_itself_gets_all_questions_at_once_on_a_worker(
     set_stdin("one\ntwo\n\n\nthree", monkeypatch, tmp_path)
     questions.chat(Context(), None)
     (request,) = requests
-    assert (request["command"], request["conversations"]) == ("chat", [["one", "two"], ["three"]])
+    assert (request["command"], request["questions"]) == ("chat", ["one", "two", "three"])
     assert (request["model_sha256"], request["adapter"]) == ("m" * 64, str(trained.adapter))
     assert capsys.readouterr().out == "an answer\\x1b[2J\nof two lines\n"
     set_stdin("\n \n", monkeypatch, tmp_path)
     with pytest.raises(UsageError, match="inv chat"):
         questions.chat(Context(), None)
     with pytest.raises(UsageError, match=r"not UTF-8: caf"):
-        questions.split_conversations(["tea", "caf\udce9"])
+        questions._read_question("caf\udce9")
