@@ -95,11 +95,12 @@ def run_recipe(
         )
         results[layout] = loss_and_gradients(step, batch, SEED if trial.lora_dropout else None)
     if trial.recipe == "reference" and not trial.lora_dropout:
-        results["single"] = _run_single_samples(step, texts, placement.device)
+        results["single"] = run_single_samples(step, texts, placement.device)
     return results
 
 
-def _run_single_samples(step: TrainingStep, texts: list[list[int]], device: Any) -> LossAndGradients:
+def run_single_samples(step: TrainingStep, texts: list[list[int]], device: Any) -> LossAndGradients:
+    """Compute loss and gradients by the model itself, one sample at a time."""
     targets = sum(len(text) - 1 for text in texts)
     total = 0.0
     for text in texts:

@@ -58,8 +58,7 @@ def test_merging_with_base_nf4_rounds_the_weights_as_in_training(modules, inputs
     modules.torch.testing.assert_close(merged["lm_head.weight"], before["lm_head.weight"].bfloat16(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("full_at", [0, 1])
-def test_a_merge_that_a_full_disk_ended_begins_again(monkeypatch, merge_fields, full_at, tmp_path):
+def test_a_merge_that_a_full_disk_ended_begins_again(monkeypatch, merge_fields, tmp_path):
     undisturbed = tmp_path / "undisturbed"
     merge.merge(merge.MergeRequest(**merge_fields(out=str(undisturbed))), lambda _: None)
     real, written = merge.tensor_chunks, []
@@ -67,7 +66,7 @@ def test_a_merge_that_a_full_disk_ended_begins_again(monkeypatch, merge_fields, 
     def failing_chunks(shapes, get_tensor, torch):
         written.append(shapes)
         for number, chunk in enumerate(real(shapes, get_tensor, torch)):
-            if len(written) == full_at + 1 and number == 1:
+            if len(written) == 2 and number == 1:
                 raise OSError(errno.ENOSPC, "No space left on device", "here")
             yield chunk
 
@@ -91,9 +90,6 @@ def test_an_existing_merge_is_verified(merge_fields):
     first.write_bytes(b"x")
     with pytest.raises(InputError, match=rf"{first.name}: .*SHA256SUMS; remove"):
         merge.merge(merge.MergeRequest(**merge_fields()), lambda _: None)
-    (out / "SHA256SUMS").write_text("")
-    with pytest.raises(InputError, match="not in SHA256SUMS"):
-        merge.merge(merge.MergeRequest(**merge_fields()), lambda _: None)
 
 
 def test_a_shard_that_differs_when_read_back_is_an_error(monkeypatch, modules, tmp_path):
@@ -112,69 +108,53 @@ def test_a_shard_that_differs_when_read_back_is_an_error(monkeypatch, modules, t
         assert file.get_tensor("a").tolist() == [[1.0] * 3] * 2
 
 
-def changed(adapter: Path, target: Path, **settings) -> Path:
-    """Copy the adapter, with other settings."""
-    shutil.copytree(adapter, target)
-    path = target / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
-    return target
+@pytest.fixture
+def refused(merge_fields, tmp_path):
+    """Return a function that merges with changed fields, and requires an error."""
+
+    def merge_changed(message: str, error: type[Exception] = InputError, **changes: str) -> None:
+        with pytest.raises(error, match=message):
+            merge.merge(merge.MergeRequest(**merge_fields(out=str(tmp_path / "other"), **changes)), lambda _: None)
+
+    return merge_changed
 
 
-def test_an_adapter_that_is_not_plain_lora_of_this_base_is_rejected_by_name(inputs, adapter, merge_fields, tmp_path):
+def test_another_base_is_refused_and_the_same_one_elsewhere_is_not(inputs, merge_fields, refused, tmp_path):
     model = tmp_path / "model"
     shutil.copytree(inputs[0], model)
-    sha256 = check_model(model).sha256
-    path = model / "tokenizer_config.json"
+    sha256, path = check_model(model).sha256, model / "tokenizer_config.json"
     original = path.read_text()
     path.write_text(original.replace("<|im_start|>assistant", "<|im_start|>bot"))
-    for changes, error_class, message in (
-        ({"model": str(model)}, InputRejected, "tokenizer_config.json: .*; restore it from"),
-        ({"model_sha256": "0" * 64}, InputRejected, "expected 000000000000"),
-        ({"adapter": str(changed(adapter, tmp_path / "a", use_dora=True))}, ResultError, "use_dora is True"),
-        ({"adapter": str(changed(adapter, tmp_path / "e", init_lora_weights="pissa"))}, ResultError, "is pissa"),
-        (
-            {"adapter": str(changed(adapter, tmp_path / "b", r=8))},
-            InputError,
-            r"A \[8, 64\] .*found A \[4, 64\]",
-        ),
-        ({"adapter": str(changed(adapter, tmp_path / "c", r="4"))}, ResultError, "r: expected .*, found '4'"),
-        ({"adapter": str(tmp_path / "none")}, ResultError, "No such file"),
-    ):
-        with pytest.raises(error_class, match=message):
-            merge.merge(merge.MergeRequest(**merge_fields(**changes)), lambda _: None)
+    refused("tokenizer_config.json: .*; restore it from", InputRejected, model=str(model))
+    refused("expected 000000000000", InputRejected, model_sha256="0" * 64)
     path.write_text(original)
     merge.merge(merge.MergeRequest(**merge_fields(model=str(model), model_sha256=sha256)), lambda _: None)
 
-    weights = changed(adapter, tmp_path / "d") / "adapter_model.safetensors"
-    tensors = load_file(weights)
-    q_proj = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
-    for change, message in (
-        (
-            {q_proj.format("B"): tensors[q_proj.format("B")][:32].contiguous()},
-            r"B \[64, 4\], found .*B \[32, 4\]",
-        ),
-        (
-            {q_proj.format("A").replace("layers.0", "layers.9"): tensors[q_proj.format("A")].clone()},
-            "layers.9.self_attn.q_proj.weight: ",
-        ),
-        ({q_proj.format("A"): tensors[q_proj.format("A")][0].clone()}, r"q_proj.weight: expected A \[4, 64\]"),
-        ({"base_model.model.lm_head.weight": tensors[q_proj.format("A")].clone()}, "base_model.model.lm_head.weight: "),
-        (
-            {q_proj.format("A"): tensors[q_proj.format("A")] * float("nan")},
-            "layers.0.self_attn.q_proj.weight: .*finite",
-        ),
+
+def test_an_adapter_that_is_not_plain_lora_of_this_base_is_rejected_by_name(adapter, refused, tmp_path):
+    own = tmp_path / "adapter"
+    shutil.copytree(adapter, own)
+    config, weights = own / "adapter_config.json", own / "adapter_model.safetensors"
+    settings, tensors = json.loads(config.read_text()), load_file(weights)
+    for changes, error, message in (
+        ({"use_dora": True}, ResultError, "use_dora is True"),
+        ({"r": 8}, InputError, r"A \[8, 64\] .*found A \[4, 64\]"),
     ):
-        save_file(tensors | change, weights, {"format": "pt"})
-        with pytest.raises(InputError, match=message):
-            merge.merge(
-                merge.MergeRequest(**merge_fields(adapter=str(weights.parent), out=str(tmp_path / "other"))),
-                lambda _: None,
-            )
+        config.write_text(json.dumps(settings | changes))
+        refused(message, error, adapter=str(own))
+    config.write_text(json.dumps(settings))
+    name_a, name_b = (f"base_model.model.model.layers.0.self_attn.q_proj.lora_{part}.weight" for part in "AB")
+    for name, tensor, message in (
+        (name_b, tensors[name_b][:32].contiguous(), r"B \[64, 4\], found .*B \[32, 4\]"),
+        (name_a.replace("layers.0", "layers.9"), tensors[name_a].clone(), "layers.9.self_attn.q_proj.weight: "),
+        (name_a, tensors[name_a][0].clone(), r"q_proj.weight: expected A \[4, 64\]"),
+        ("base_model.model.lm_head.weight", tensors[name_a].clone(), "base_model.model.lm_head.weight: "),
+        (name_a, tensors[name_a] * float("nan"), "layers.0.self_attn.q_proj.weight: .*finite"),
+    ):
+        save_file(tensors | {name: tensor}, weights, {"format": "pt"})
+        refused(message, adapter=str(own))
     weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(InputError, match=r"adapter_model\.safetensors: "):
-        merge.merge(
-            merge.MergeRequest(**merge_fields(adapter=str(weights.parent), out=str(tmp_path / "other"))), lambda _: None
-        )
+    refused(r"adapter_model\.safetensors: ", adapter=str(own))
 
 
 def test_too_little_space_is_reported_before_anything_is_written_and_another_folder_is_left_unchanged(

@@ -34,17 +34,6 @@ def test_more_positions_need_more_memory_and_saved_activations_need_more_still(m
     assert peak(make_trial, recipe=recipe, **SAVED) > peak(make_trial, recipe=recipe)
 
 
-def test_fewer_recomputed_layers_need_more_memory_and_offloading_less(make_trial):
-    peaks = [peak(make_trial, recipe="fast", checkpoint_every=number) for number in (1, 2, 4, 8)]
-    assert peaks == sorted(set(peaks))
-    assert peak(make_trial, recipe="fast", offload_checkpoints=True) < peaks[0]
-
-
-def test_the_recipes_are_in_the_measured_order(make_trial):
-    reference, stock, fast = (peak(make_trial, recipe=recipe, **SAVED) for recipe in ("reference", "stock", "fast"))
-    assert reference > stock > fast
-
-
 def test_the_base_takes_the_bytes_of_its_formats(make_trial):
     blocks = 6_979_321_856  # weights in the linear layers of all 32 blocks
     nf4 = memory.base_bytes(CONFIG, make_trial(recipe="fast"))
@@ -85,8 +74,6 @@ def activations(make_trial, batch: int = 4, **changes) -> int:
     ("recipe", "layers", "targets", "fewer", "inputs"),
     [
         ("reference", 32, ALL_LINEAR, ATTENTION_PROJECTIONS, 4096 + 4096 + 14336),
-        ("stock", 32, ALL_LINEAR, ATTENTION_PROJECTIONS, 4096 + 4096 + 14336),
-        ("reference", 32, ATTENTION_PROJECTIONS, ("q_proj", "v_proj"), 4096 + 4096),
         ("stock", 1, ALL_LINEAR, ATTENTION_PROJECTIONS, 4096 + 4096 + 14336),  # recomputed, one at a time
     ],
 )
@@ -131,7 +118,7 @@ def test_products_in_8_bits_and_captured_steps_take_the_measured_memory(make_tri
 A10_BYTES = 23_680_000_000  # 22.05 GiB
 
 
-@pytest.mark.parametrize(("held", "fits"), [(16, True), (18, True), (19, False), (20, False)])
+@pytest.mark.parametrize(("held", "fits"), [(18, True), (19, False)])
 def test_held_layers_leave_half_a_gib_of_an_a10(make_trial, held, fits):
     predicted = peak(make_trial, captured=True, **(IN_8_BITS | {"held_layers": held}))
     assert (memory.device_bytes(predicted) + memory.SPARE_BYTES <= A10_BYTES) is fits

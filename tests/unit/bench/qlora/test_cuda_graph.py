@@ -105,13 +105,6 @@ def test_the_second_micro_batch_of_a_shape_is_captured_and_nothing_changes(graph
     assert (step.capture_status, plain.capture_status) == ("yes", None)
 
 
-def test_the_last_steps_gradients_are_cleared_before_a_graph_adds_to_them(graphs):
-    step = make_step()
-    run(step, [batch(number) for number in range(4)])
-    assert len(graphs) == 1
-    assert step.model.weight.grad.tolist() == [0.0] * 4
-
-
 def test_another_shape_drops_the_graph_and_is_captured_at_its_second_batch(graphs):
     step = make_step()
     run(step, [batch(0), batch(1), batch(2, 6)])

@@ -26,14 +26,14 @@ from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records import Trial
 from bench.records.trial import RECIPES
 from bench.records.validation import ALL_LINEAR
+from tests.support import families
+from tests.support.families import LossAndGradients, gradient_errors, loss_and_gradients
 from tests.support.random_adapters import with_random_b
 
 # `torch_stack.load` filters this warning for the process; pytest resets the filter for every test.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
 CPU = Placement(device=torch.device("cpu"), compute_dtype=torch.float32)
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0, eos_token_id=1)
-VOCABULARY = 96
-LossAndGradients = tuple[float, dict[str, torch.Tensor]]
 MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral"},
     "llama": {"model_type": "llama"},
@@ -87,15 +87,18 @@ def build(modules, folder_of, make_trial) -> Callable[..., tuple[TrainingStep, T
     def make(recipe: str, model: str = "mistral", **changes: Any) -> tuple[TrainingStep, Trial]:
         fields = {"max_seq_len": 24, "micro_batch_size": 3, "lora_dropout": 0.0, "learning_rate": 4e-3, "lora_rank": 4}
         trial = make_trial(**(fields | {"recipe": recipe, "model": str(folder_of(**MODELS[model]))} | changes))
-        base = load_base(modules, trial, CPU)
-        return recipes.build(recipe, modules, trial, CPU, base), trial
+        step = recipes.build(recipe, modules, trial, CPU, load_base(modules, trial, CPU))
+        with_random_b(step.model)
+        return step, trial
 
     return make
 
 
 def samples(*lengths: int, seed: int = 0) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(2, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+    return [
+        torch.randint(2, families.SIZES["vocab_size"], (length,), generator=generator).tolist() for length in lengths
+    ]
 
 
 def batches(modules: torch_stack.Stack, trial: Trial, rows: list[Row]) -> list[Batch]:
@@ -108,16 +111,9 @@ def padded(*texts: list[int]) -> list[Row]:
     return [Row(ids=text) for text in texts]
 
 
-def loss_and_gradients(step: TrainingStep, batch: Batch) -> LossAndGradients:
-    """Compute them with a random B."""
-    with_random_b(step.model)
-    inputs = {name: tensor for name in step._inputs if (tensor := getattr(batch, name)) is not None}
-    loss = step.model(**inputs).loss
-    loss.backward()
-    named = ((name.removeprefix("peft_model."), each) for name, each in step.model.named_parameters())
-    gradients = {name: each.grad.clone() for name, each in named if each.grad is not None}
-    step.optimizer.zero_grad()
-    return float(loss.detach()), gradients
+def largest_error(result: LossAndGradients, expected: LossAndGradients) -> float:
+    """Return the largest relative error of a gradient."""
+    return max(gradient_errors(result, expected).values())
 
 
 def run_recipes(
@@ -131,12 +127,6 @@ def run_recipes(
         rows = pack_whole_samples(texts, 24, 72, 1) if trial.layout == "varlen" else padded(*texts)
         results.append(loss_and_gradients(step, batches(modules, trial, rows)[0]))
     return results
-
-
-def max_relative_error(gradients: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """Return the largest relative error of a gradient."""
-    assert sorted(gradients) == sorted(expected)
-    return max(float((gradients[name] - each).norm() / each.norm()) for name, each in expected.items())
 
 
 # The same loss and the same gradients ---------------------------------------------------------------------------------
@@ -154,9 +144,9 @@ def test_adapters_on_some_layers_have_the_references_loss_and_gradients(modules,
     """test_families.py has those on all layers."""
     results = run_recipes(modules, build, RECIPES, samples(24, 9, 17), layout=layout, lora_targets=targets)
     assert len(results[0][1]) == 2 * 3 * len(targets)
-    for loss, gradients in results[1:]:
-        assert loss == pytest.approx(results[0][0], rel=1e-6)
-        assert max_relative_error(gradients, results[0][1]) < 2e-5
+    for result in results[1:]:
+        assert result[0] == pytest.approx(results[0][0], rel=1e-6)
+        assert largest_error(result, results[0]) < 2e-5
 
 
 @pytest.mark.parametrize("model", ["one wide key head, tied, with a window", "unread window", "qwen2 with a window"])
@@ -164,7 +154,7 @@ def test_fast_has_the_references_gradients_on_models_of_other_shapes(modules, bu
     options = {"model": model, "lora_targets": ALL_LINEAR}
     reference, result = run_recipes(modules, build, ("reference", "fast"), samples(24, 9, 17), **options)
     assert result[0] == pytest.approx(reference[0], rel=1e-6)
-    assert max_relative_error(result[1], reference[1]) < 2e-5
+    assert largest_error(result, reference) < 2e-5
 
 
 @pytest.mark.parametrize(("model", "products"), [("qwen3", 0), ("mixture", 5)])
@@ -187,13 +177,12 @@ def test_int8_matmul_has_nearly_the_references_gradients(modules, build, monkeyp
     options = {"lora_targets": ("q_proj", "v_proj")}
     step, trial = build("fast", matmul="int8", held_layers=1, **options)
     batch = batches(modules, trial, padded(*samples(24, 9, 17)))[0]
-    loss, gradients = loss_and_gradients(step, batch)
-    exact_loss, exact = loss_and_gradients(build("fast", **options)[0], batch)
+    result, exact = loss_and_gradients(step, batch), loss_and_gradients(build("fast", **options)[0], batch)
     assert step.notes == ("matmul int8",)
     with torch.no_grad():  # evaluated in 16 bits
-        assert float(step.model.eval()(batch.input_ids, batch.labels).loss) == pytest.approx(exact_loss, rel=1e-6)
-    assert loss == pytest.approx(exact_loss, rel=0.01)
-    assert 1e-4 < max_relative_error(gradients, exact) < 0.1
+        assert float(step.model.eval()(batch.input_ids, batch.labels).loss) == pytest.approx(exact[0], rel=1e-6)
+    assert result[0] == pytest.approx(exact[0], rel=0.01)
+    assert 1e-4 < largest_error(result, exact) < 0.1
 
 
 @pytest.mark.parametrize(("model", "inner", "in_blocks"), [("mistral", 128, True), ("phi3", 192, False)])
@@ -230,8 +219,7 @@ def test_batches_of_changing_lengths_have_the_references_gradients(modules, buil
     )
     packed = batches(modules, trial, pack_whole_samples(samples(24, 9, 17), 24, 72, 1))
     for batch in (*short, *long, *packed, *short):
-        expected = loss_and_gradients(reference, batch)[1]
-        assert max_relative_error(loss_and_gradients(step, batch)[1], expected) < 2e-5
+        assert largest_error(loss_and_gradients(step, batch), loss_and_gradients(reference, batch)) < 2e-5
 
 
 @pytest.mark.parametrize(("rank", "length"), [(1, 13), (256, 8)])
@@ -239,27 +227,19 @@ def test_ranks_and_lengths_of_any_size(modules, build, rank, length):
     options = {"lora_rank": rank, "max_seq_len": length, "lora_targets": ALL_LINEAR}
     reference, result = run_recipes(modules, build, ("reference", "fast"), samples(length, 3, 1), **options)
     assert (
-        max_relative_error(result[1], reference[1]) < 5e-5
+        largest_error(result, reference) < 5e-5
     )  # sums over twelve tokens cancel, to a degree that depends on the CPU
 
 
 def test_packed_samples_have_the_loss_and_gradients_of_separate_samples(modules, build):
     texts = samples(5, 24, 1, 9, 2, 17, seed=3)
     step, trial = build("fast", layout="varlen", lora_targets=ALL_LINEAR)
-    loss, gradients = loss_and_gradients(step, batches(modules, trial, pack_whole_samples(texts, 24, 72, 1))[0])
+    result = loss_and_gradients(step, batches(modules, trial, pack_whole_samples(texts, 24, 72, 1))[0])
     single, _ = build("reference", micro_batch_size=1, lora_targets=ALL_LINEAR)
-    with_random_b(single.model)
-    total, sums, counted = 0.0, dict.fromkeys(gradients, 0.0), sum(len(text) - 1 for text in texts)
-    for text in texts:
-        if len(text) == 1:
-            continue  # it has no target, and the library would divide by their number
-        ids = torch.tensor([text])
-        text_loss = single.model(input_ids=ids, labels=ids).loss * (len(text) - 1) / counted
-        text_loss.backward()
-        total += float(text_loss.detach())
-    sums = {name: each.grad for name, each in single.model.named_parameters() if each.grad is not None}
-    assert loss == pytest.approx(total, rel=1e-6)
-    assert max_relative_error(gradients, sums) < 2e-5
+    # A sample of one token has no target, and the library would divide by their number.
+    expected = families.run_single_samples(single, [text for text in texts if len(text) > 1], CPU.device)
+    assert result[0] == pytest.approx(expected[0], rel=1e-6)
+    assert largest_error(result, expected) < 2e-5
 
 
 def test_saving_recomputing_offloading_and_holding_are_bit_identical(modules, build):

@@ -28,7 +28,7 @@ def test_an_initialization_that_leaves_the_base_as_it_is_is_plain_lora(value: An
     [
         *(("init_lora_weights", value) for value in ("pissa", "x")),
         ("alora_invocation_tokens", [3, 4]),
-        *((key, True) for key in ("use_dora", "fan_in_fan_out", "key_of_a_later_peft")),
+        *((key, True) for key in ("use_dora", "use_rslora", "fan_in_fan_out", "key_of_a_later_peft")),
         *((key, {"q_proj": 8}) for key in ("rank_pattern", "alpha_pattern")),
         *(("layers_to_transform", value) for value in ([0], 0)),
         ("bias", "all"),
