@@ -1,10 +1,12 @@
 """Faults and a clock to inject with `monkeypatch`, and a wait with a timeout."""
 
+import contextlib
 import errno
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 PATIENCE_SEC = 120.0  # for things that take milliseconds; only a broken system waits this long
@@ -45,3 +47,11 @@ def raising(error: BaseException) -> Callable[..., NoReturn]:
         raise error
 
     return fail
+
+
+def read_process_table() -> Iterator[bytes]:
+    """Yield the arguments and the variables of every process of this machine."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        for name in ("cmdline", "environ"):
+            with contextlib.suppress(OSError):
+                yield (entry / name).read_bytes()

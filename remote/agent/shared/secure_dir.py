@@ -98,18 +98,18 @@ def check_trusted(path: Path) -> None:
     Raises ForeignOwner, and OSError if the path does not exist.
     """
     for entry, status in _walk(path):
-        is_folder, is_link = stat.S_ISDIR(status.st_mode), stat.S_ISLNK(status.st_mode)
-        kind = "link" if is_link else "folder" if is_folder else "file"
-        owner, typed = user_name(status.st_uid), shlex.quote(str(entry))
+        is_link, owner, typed = stat.S_ISLNK(status.st_mode), user_name(status.st_uid), shlex.quote(str(entry))
         if status.st_uid not in (0, os.geteuid()):
-            remedy = f"run on the VM: sudo chown root {typed}, or choose another path"
-            remedy = remedy if is_folder else "have it removed, or choose another path"
-            raise ForeignOwner(f"{entry}: a {kind} that belongs to {owner}, who can exchange its content; {remedy}")
+            kind, command = ("link", f"rm {typed}") if is_link else ("folder", f"chown root {typed}")
+            raise ForeignOwner(
+                f"{entry}: a {kind} that belongs to {owner}, who can exchange its content; run on the VM: "
+                f"sudo {command}, or choose another path"
+            )
         is_world_writable = status.st_mode & stat.S_IWOTH
         is_open = is_world_writable or (status.st_mode & stat.S_IWGRP and not _is_private_group(entry, status.st_gid))
-        if is_open and not is_link and not (is_folder and status.st_mode & stat.S_ISVTX):
+        if is_open and not is_link and not status.st_mode & stat.S_ISVTX:
             others = "any user" if is_world_writable else f"the group {group_name(status.st_gid)}"
-            remedy = f"sudo chmod +t {typed}" if is_folder and status.st_uid == 0 else f"chmod go-w {typed}"
+            remedy = f"sudo chmod +t {typed}" if status.st_uid == 0 else f"chmod go-w {typed}"
             raise ForeignOwner(
                 f"{entry}: owned by {owner}: {others} can exchange its content (mode "
                 f"{stat.S_IMODE(status.st_mode):04o}); run on the VM: {remedy}"

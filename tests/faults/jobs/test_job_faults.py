@@ -64,24 +64,20 @@ def ended(job: Job) -> JobStatus:
 
 
 @pytest.mark.parametrize(
-    ("script", "exit_code", "number"),
-    [("exit 0", 0, None), ("exit 7", 7, None), ("kill -9 $$", 137, 9), ("kill -TERM $$", 143, 15)],
+    ("argv", "exit_code", "number", "log"),
+    [
+        (("sh", "-c", "exit 7"), 7, None, []),
+        (("sh", "-c", "kill -9 $$"), 137, 9, []),
+        (("/no/such/program",), 127, None, ["/no/such/program: cannot be started: No such file or directory"]),
+    ],
 )
 def test_the_end_marker_carries_the_commands_own_exit_code(
-    job: Job, script: str, exit_code: int, number: int | None
+    job: Job, argv: tuple[str, ...], exit_code: int, number: int | None, log: list[str]
 ) -> None:
-    job.start(shell(script))
+    job.start(JobSpec(command=Command(argv=argv), deadline_sec=60.0))
     status = ended(job)
-    assert (status.exit_code, status.signal, status.why) == (exit_code, number, "exited")
+    assert (status.exit_code, status.signal, status.why, job.log_tail()) == (exit_code, number, "exited", log)
     assert json.loads(job_file(job, "end.json").read_text())["exit_code"] == exit_code
-
-
-def test_a_missing_program_ends_with_127_and_is_named_in_the_log(job: Job) -> None:
-    job.start(JobSpec(command=Command(argv=("/no/such/program",)), deadline_sec=60.0))
-    assert ended(job).exit_code == 127
-    (line,) = job.log_tail()
-    assert line.startswith("/no/such/program: ")
-    assert line.endswith(": No such file or directory")
 
 
 def test_the_end_marker_is_written_after_all_the_commands_processes_are_gone(job: Job) -> None:
@@ -170,13 +166,6 @@ def are_started(job: Job) -> bool:
     return len(list(Path(job.folder).glob("deaf.*"))) == 4
 
 
-def test_at_its_deadline_a_job_gets_sigterm_and_may_choose_its_exit_code(job: Job) -> None:
-    # Long enough for a busy machine to start the shell, which has to set its trap first.
-    job.start(shell("trap 'exit 5' TERM; while :; do sleep 0.02; done", deadline_sec=1.0))
-    status = ended(job)
-    assert (status.why, status.exit_code) == ("deadline", 5)
-
-
 def test_a_job_that_ignores_its_deadline_is_killed_with_all_its_descendants(job: Job) -> None:
     job.start(python(IGNORES_SIGNALS, deadline_sec=3.0, grace_sec=0.2))
     status = ended(job)
@@ -185,18 +174,19 @@ def test_a_job_that_ignores_its_deadline_is_killed_with_all_its_descendants(job:
     assert processes_under(Path(job.folder)) == {}
 
 
-def test_cancel_interrupts_first(job: Job) -> None:
-    job.start(shell("trap 'exit 42' INT; trap 'exit 43' TERM; touch up; while :; do sleep 0.02; done"))
+@pytest.mark.parametrize(("why", "exit_code"), [("deadline", 5), ("terminated", 5), ("cancelled", 42)])
+def test_a_job_may_choose_its_exit_code_at_each_end(job: Job, why: str, exit_code: int) -> None:
+    """At its deadline and by the host it gets SIGTERM, by a cancel SIGINT."""
+    # Long enough for a busy machine to start the shell, which has to set its traps first.
+    deadline_sec = 1.0 if why == "deadline" else 60.0
+    script = "trap 'exit 42' INT; trap 'exit 5' TERM; touch up; while :; do sleep 0.02; done"
+    job.start(shell(script, deadline_sec=deadline_sec))
     wait_for(job_file(job, "up").exists, "the traps")
-    status = job.cancel()
-    assert (status.state, status.why, status.exit_code) == (JobState.ENDED, "cancelled", 42)
-
-
-def test_a_termination_by_the_host_is_not_a_cancel(job: Job) -> None:
-    job.start(shell("trap 'exit 143' TERM; touch up; while :; do sleep 0.02; done"))
-    wait_for(job_file(job, "up").exists, "the trap")
-    os.kill(supervisor_pid(Path(job.folder)), signal.SIGTERM)
-    assert (ended(job).why, ended(job).exit_code) == ("terminated", 143)
+    if why == "cancelled":
+        assert job.cancel().state is JobState.ENDED
+    elif why == "terminated":
+        os.kill(supervisor_pid(Path(job.folder)), signal.SIGTERM)
+    assert (ended(job).why, ended(job).exit_code) == (why, exit_code)
 
 
 def test_cancelling_an_ended_or_absent_job_changes_nothing(job: Job) -> None:

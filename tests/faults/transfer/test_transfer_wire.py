@@ -39,19 +39,6 @@ def test_a_broken_push_resumes_inside_the_file(local: LocalFleet) -> None:
     assert total <= result.byte_count <= total + len(breaks) * 2 * 65_536
 
 
-def test_a_failed_push_is_resumed_by_the_next_one(local: LocalFleet) -> None:
-    source, target = local.folder / "source", local.folder / "target"
-    content = write_random_files(source, {"a": 200_000, "b": 2_000_000})
-    install_host_program(local)
-    wire = SendingHost(host=local.host()).through(*(partial(BreakingStream, left=left) for left in (700_000, *[0] * 9)))
-    with pytest.raises(HostUnreachable):
-        push(Agent(wire), source, str(target))
-    assert not (target / "b").exists()
-    result = push(local.agent(), source, str(target))
-    assert read_tree(target) == content
-    assert result.byte_count <= 2_200_000 - 700_000 + 2 * 65_536
-
-
 def test_the_remaining_receiver_of_a_broken_stream_does_not_corrupt_the_next_one(local: LocalFleet) -> None:
     """A server notices late that its client is gone; until then the old receiver still writes bytes."""
     source, target = local.folder / "source", local.folder / "target"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.faults import read_process_table
 from tests.support.machines.build_vm import (
     DOCKER,
     NAMESPACE,
@@ -40,18 +41,8 @@ def read_record(build_vm: BuildVm) -> dict[str, Any]:
     return document
 
 
-def blob_folder(build_vm: BuildVm, digest: str) -> Path:
-    return build_vm.folder / "registry/docker/registry/v2/blobs/sha256" / digest[7:9] / digest[7:]
-
-
-def manifest_of(build_vm: BuildVm, digest: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((blob_folder(build_vm, digest) / "data").read_text())
-    return document
-
-
-def rebuild(build_vm: BuildVm, text: str) -> None:
-    build_vm.edit_bench(text)
-    build_vm.inv("build")
+def blob_file(build_vm: BuildVm, digest: str) -> Path:
+    return build_vm.folder / "registry/docker/registry/v2/blobs/sha256" / digest[7:9] / digest[7:] / "data"
 
 
 def relabel(build_vm: BuildVm, text: str) -> None:
@@ -77,14 +68,15 @@ def test_a_push_is_confirmed_by_the_registry_and_the_next_one_sends_only_what_is
     assert document["reference"] == f"{REPOSITORY}:test"
     assert document["labels"]["qlora-fleet.profile"] == "tiny"
     # The registry's disk has that manifest and all its parts.
-    first, manifest = document["digest"], manifest_of(build_vm, document["digest"])
+    first, manifest = document["digest"], json.loads(blob_file(build_vm, document["digest"]).read_text())
     sizes = {part["digest"][7:]: part["size"] for part in (manifest["config"], *manifest["layers"])}
     assert {digest: before[digest] for digest in sizes} == sizes
     assert document["compressed_bytes"] == manifest["config"]["size"] + sum(part["size"] for part in manifest["layers"])
-    (blob_folder(build_vm, manifest["layers"][-1]["digest"]) / "data").unlink()
+    blob_file(build_vm, manifest["layers"][-1]["digest"]).unlink()
     build_vm.inv("push")
     assert (build_vm.blobs(), read_record(build_vm)["digest"]) == (before, first)
-    rebuild(build_vm, "one line")
+    build_vm.edit_bench("one line")
+    build_vm.inv("build")
     build_vm.inv("push")
     new = {digest: size for digest, size in build_vm.blobs().items() if digest not in before}
     assert read_record(build_vm)["digest"] != first
@@ -103,7 +95,8 @@ def test_a_tag_that_is_moved_during_the_push_is_refused(build_vm: BuildVm) -> No
 
 
 def test_a_push_completes_although_the_registry_is_killed_during_an_upload(build_vm: BuildVm) -> None:
-    rebuild(build_vm, "a killed registry")
+    build_vm.edit_bench("a killed registry")
+    build_vm.inv("build")
     process, _ = build_vm.start_inv_to_gate("push")
     killed = threading.Event()
 
@@ -137,15 +130,10 @@ def test_the_password_appears_nowhere(build_vm: BuildVm) -> None:
 
     def watch() -> None:
         while not stop.is_set():
-            for entry in Path("/proc").glob("[0-9]*"):
-                for name in ("cmdline", "environ"):
-                    try:
-                        content = (entry / name).read_bytes()
-                    except OSError:
-                        continue
-                    leaks.extend(content for needle in needles if needle in content)
-                    if b"docker-push" in content:
-                        push_seen.set()
+            for content in read_process_table():
+                leaks.extend(content for needle in needles if needle in content)
+                if b"docker-push" in content:
+                    push_seen.set()
             stop.wait(0.02)
 
     watcher = threading.Thread(target=watch)
@@ -158,17 +146,9 @@ def test_the_password_appears_nowhere(build_vm: BuildVm) -> None:
         stop.set()
         watcher.join(60)
     history = build_vm.docker("history", "--no-trunc", IMAGE).stdout + build_vm.docker("image", "inspect", IMAGE).stdout
-    files = [
-        path.read_bytes()
-        for root in (
-            build_vm.network.home,
-            Path(build_vm.tmpdir),
-            build_vm.project / "results",
-            build_vm.folder / "registry",
-        )
-        for path in root.rglob("*")
-        if path.is_file() and not path.is_symlink()
-    ]
+    roots = (build_vm.network.home, Path(build_vm.tmpdir), build_vm.project / "results", build_vm.folder / "registry")
+    paths = [path for root in roots for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+    files = [path.read_bytes() for path in paths]
     logs = [(build_vm.vm.folder / name).read_bytes() for name in ("dockerd.log", "registry.log")]
     everything = [*leaks, out.encode(), err.encode(), history.encode(), *files, *logs]
     assert [content[:200] for content in everything for needle in needles if needle in content] == []

@@ -22,6 +22,7 @@ from remote.hosts.host_protocol import CommandFailed, CommandTimedOut, HostUnrea
 from remote.image import vm_jobs
 from remote.jobs import transfer
 from remote.jobs.job import Agent, Job, JobSpec, JobState
+from tests.support.faults import read_process_table
 from tests.support.machines.network import Network
 from tests.support.machines.ssh_tools import (
     PATIENCE_SEC,
@@ -239,17 +240,10 @@ SECRET = f'a {MARK}\'s "argument" with $HOME\nand `{MARK}`'
 
 def test_a_secret_on_standard_input_appears_nowhere_else(network: Network, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    secret, found_paths = Secret(SECRET), list[str]()
+    secret, leaks = Secret(SECRET), list[bytes]()
 
     def search_processes(_: bytes) -> None:
-        for process in Path("/proc").glob("[0-9]*"):
-            for name in ("cmdline", "environ"):
-                try:
-                    content = (process / name).read_bytes()
-                except OSError:
-                    continue
-                if MARK.encode() in content:
-                    found_paths.append(f"{process}/{name}")
+        leaks.extend(content for content in read_process_table() if MARK.encode() in content)
 
     with from_laptop(network) as host:
         # Prints its input, as a careless program would, and fails.
@@ -259,7 +253,7 @@ def test_a_secret_on_standard_input_appears_nowhere_else(network: Network, caplo
         with pytest.raises(CommandFailed) as failed:
             check(host, command, completed)
     assert "***" in str(failed.value)
-    assert found_paths == []
+    assert leaks == []
     for text in (str(failed.value), repr(failed.value), caplog.text, repr(command)):
         assert MARK not in text
     for path in (*network.home.rglob("*"), *network.vm.folder.rglob("*.log"), *network.folder.glob("*/sshd.log")):

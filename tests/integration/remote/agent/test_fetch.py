@@ -109,9 +109,7 @@ def test_a_hub_that_sends_nothing_is_transient(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("_hub_client")
-@pytest.mark.parametrize(
-    "endpoint", ["http://mirror.example", "HTTP://mirror.example", "http://localhost@mirror.ex", "x"]
-)
+@pytest.mark.parametrize("endpoint", ["HTTP://mirror.example", "http://localhost@mirror.ex"])
 def test_a_token_is_not_sent_without_tls_to_the_endpoint_in_the_machines_environment(endpoint: str) -> None:
     os.environ["HF_ENDPOINT"] = endpoint
     with raises_agent_error("usage", rf"^HF_ENDPOINT: {endpoint} .*hub\.token_file.*; .*hub\.endpoint"):
@@ -134,37 +132,32 @@ def test_a_file_that_the_hub_lists_without_size_or_digest_is_refused(
         HubSource(JobLog(), JOB, None).list_files()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"files": 1, "revision": "x"}', '{"files": []}', "null", "[" * 100_000]
-)
+@pytest.mark.parametrize("text", ["{", "[]", '{"files": 1, "revision": "x"}', '{"files": []}', "[" * 100_000])
 def test_an_unreadable_manifest_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     assert read_manifest(tmp_path) is None
 
 
-def create_cache(folder: Path, *commits: str) -> Path:
+def create_cache(folder: Path, commit: str) -> Path:
     home = folder / "hub" / "models--org--name"
-    for commit in commits:
-        (home / "snapshots" / commit).mkdir(parents=True)
+    (home / "snapshots" / commit).mkdir(parents=True)
     (home / "refs").mkdir()
     (home / "blobs").mkdir()
     return home
 
 
-@pytest.mark.parametrize("subfolder", ["", "hub", "hub/models--org--name"])
-def test_a_cache_is_found_by_any_of_its_folders(tmp_path: Path, subfolder: str) -> None:
+def test_a_cache_is_found_by_any_of_its_folders_and_a_missing_snapshot_is_named(tmp_path: Path) -> None:
     home = create_cache(tmp_path, COMMIT)
     (home / "refs" / "main").write_text(COMMIT)
-    for revision in (None, "main", COMMIT):
-        assert find_snapshot(tmp_path / subfolder, "org/name", revision) == home / "snapshots" / COMMIT
-
-
-def test_the_error_for_a_missing_snapshot_lists_those_of_the_cache(tmp_path: Path) -> None:
-    home = create_cache(tmp_path, COMMIT, "b" * 40)
-    with raises_agent_error("usage", rf"^{home}: .*\bmain; .*{COMMIT}, {'b' * 40}"):
-        find_snapshot(tmp_path, "org/name", None)
+    for subfolder in ("", "hub", "hub/models--org--name"):
+        for revision in (None, "main", COMMIT):
+            assert find_snapshot(tmp_path / subfolder, "org/name", revision) == home / "snapshots" / COMMIT
     with raises_agent_error("usage", rf"^{home}: .*models--org--other/snapshots; "):
         find_snapshot(home, "org/other", None)
+    (home / "refs" / "main").unlink()
+    (home / "snapshots" / ("b" * 40)).mkdir()
+    with raises_agent_error("usage", rf"^{home}: .*\bmain; .*{COMMIT}, {'b' * 40}"):
+        find_snapshot(tmp_path, "org/name", None)
 
 
 def test_the_digests_of_cached_files_are_the_names_of_their_blobs(tmp_path: Path) -> None:
@@ -177,18 +170,17 @@ def test_the_digests_of_cached_files_are_the_names_of_their_blobs(tmp_path: Path
     assert digests_of == {"large": ("c" * 64, None), "small": (None, "d" * 40), "odd": (None, None)}
 
 
-@pytest.mark.parametrize("subfolder", ["", "hub", "hub/models--org--name"])
-def test_a_link_out_of_a_cache_is_refused_and_not_copied(tmp_path: Path, subfolder: str) -> None:
+def test_a_link_out_of_a_cache_is_refused_and_not_copied(tmp_path: Path) -> None:
     (tmp_path / "passwd").write_text("root:x:0:0")
     home = create_cache(tmp_path / "cache", COMMIT)
     snapshot = home / "snapshots" / COMMIT
     (snapshot / "chat_template.json").symlink_to(tmp_path / "passwd")
     with raises_agent_error("refused", rf"/chat_template\.json: .* {tmp_path}/passwd"):
-        snapshot_files(snapshot, tmp_path / "cache" / subfolder)
+        snapshot_files(snapshot, tmp_path / "cache")
     (snapshot / "chat_template.json").unlink()
     (snapshot / "config.json").symlink_to(home / "blobs" / "not-there")
     with raises_agent_error("refused", rf"/config\.json: .*{home}/blobs/not-there"):
-        snapshot_files(snapshot, tmp_path / "cache" / subfolder)
+        snapshot_files(snapshot, tmp_path / "cache")
     # A file that is replaced by a link between listing and copying.
     (snapshot / "config.json").unlink()
     (snapshot / "config.json").write_text("{}")
