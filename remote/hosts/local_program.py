@@ -8,7 +8,6 @@ import selectors
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Protocol, cast
@@ -72,9 +71,8 @@ def run_program(
         )
     except OSError as error:
         raise CannotStart(f"{error.filename or argv[0]}: {error.strerror}") from error
-    if sys.platform == "linux" and process.stdout is not None:
-        with contextlib.suppress(OSError):  # over this user's limit: slower, but it works
-            fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    with contextlib.suppress(OSError):  # over this user's limit: slower, but it works
+        fcntl.fcntl(cast("IO[bytes]", process.stdout), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     limits = ProcessLimits(label, timeout_sec, idle_timeout_sec)
     stdout, stderr = BoundedOutput(label), BoundedOutput(label)
 
@@ -230,8 +228,8 @@ def end_process_group(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is not None:
         return
     _signal_group(process, signal.SIGTERM)
-    deadline = time.monotonic() + _KILL_AFTER_SEC
-    while not _has_exited(process.pid) and time.monotonic() < deadline:
+    deadline, exited = time.monotonic() + _KILL_AFTER_SEC, os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while not os.waitid(os.P_PID, process.pid, exited) and time.monotonic() < deadline:
         time.sleep(0.01)
     _signal_group(process, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: do not wait for it
@@ -239,11 +237,5 @@ def end_process_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(PermissionError):  # macOS raises it for a group whose processes have all ended
+    with contextlib.suppress(PermissionError):  # a program that has changed its user
         os.killpg(process.pid, number)
-
-
-def _has_exited(pid: int) -> bool:
-    """Check whether a child has ended, without reaping it. Always False on macOS before Python 3.13."""
-    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    return hasattr(os, "waitid") and os.waitid(os.P_PID, pid, flags) is not None

@@ -66,7 +66,9 @@ def code_files(root: Path, profile: str, wheels: Path | None = None) -> tuple[Co
     sources = {path: root / path for path in _IMAGE_FILES}
     locks = [f"image/locks/{name}" for name in (f"{profile}.in", f"{profile}.txt")]
     sources |= {path: root / path for path in locks}
-    sources |= {str(source.relative_to(root)): source for source in bench_files(root)}
+    kinds = (".py", ".json", ".cu")  # code and data tables
+    bench = sorted(path for path in (root / "bench").rglob("*") if path.suffix in kinds)
+    sources |= {str(source.relative_to(root)): source for source in bench}
     if wheels is not None:
         files = sorted(wheels.glob("*.whl"))
         if not files:
@@ -82,11 +84,6 @@ def code_files(root: Path, profile: str, wheels: Path | None = None) -> tuple[Co
         for path, source in sources.items()
         for size, sha256 in [hash_file(source)]
     )
-
-
-def bench_files(root: Path) -> list[Path]:
-    """List the files of bench that the image contains: code and data tables."""
-    return sorted(path for path in (root / "bench").rglob("*") if path.suffix in (".py", ".json", ".cu"))
 
 
 def digest_of_code(files: Iterable[CodeFile]) -> str:

@@ -15,7 +15,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ class JobFailed(HostError):
 
 @dataclass(frozen=True, kw_only=True)
 class VmWork:
-    """Work for the VM as one job of `verb`. Commands with equal requests share a job; `details` need not be equal.
+    """Work for the VM as one job of `verb`. Commands with equal requests share a job.
 
     `name` makes the job's folder readable. `command` follows the job again, and `logs` is this machine's folder for its
     log.
@@ -132,7 +132,6 @@ class VmWork:
     command: str
     deadline_sec: float
     logs: Path
-    details: Mapping[str, Any] = field(default_factory=dict)
 
     def new_job(self, agent: Agent) -> Job:
         """Return a job for this work, not started."""
@@ -162,8 +161,7 @@ class VmWork:
         host, agent = job.agent.host, job.agent
         agent.path(f"{_VM_AGENT}.{self.verb}")  # KeyError for a verb without a module
         command = Command(argv=(*host.python, "-X", "utf8", agent.path(f"{_VM_AGENT}.__main__"), "job.json"))
-        document = {"verb": self.verb, **self.request, **self.details}
-        files = {"job.json": json.dumps(document), STARTED_BY_FILE: current_user()}
+        files = {"job.json": json.dumps({"verb": self.verb, **self.request}), STARTED_BY_FILE: current_user()}
         _logger.info("%s: %s starts as job %s", host.name, self.verb, job.folder)
         job.start(JobSpec(command=command, deadline_sec=self.deadline_sec, files=files))
         if secret is not None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from invoke.context import Context
@@ -143,8 +143,8 @@ def _show_plan(fetches: Sequence[Fetch]) -> CommandResult:
 
 def _fetch(settings: Settings, host: Host, fetch: Fetch, command: str) -> None:
     started_at, token_file = time.monotonic(), settings.hub.token_file if fetch.cache is None else None
-    details = {"token": token_file is not None, "client_lock": build_profiles.hub_client_lock(settings.root)}
-    work = vm_work.plan_work(settings, command, "fetch", fetch.model, asdict(fetch))
+    client = {"token": token_file is not None, "client_lock": build_profiles.hub_client_lock(settings.root)}
+    work = vm_work.plan_work(settings, command, "fetch", fetch.model, {**asdict(fetch), **client})
 
     def prepare(_: Agent) -> Secret | None:
         print(f"{fetch.model} from {fetch.source} -> {host.name}:{fetch.folder}", flush=True)
@@ -152,7 +152,7 @@ def _fetch(settings: Settings, host: Host, fetch: Fetch, command: str) -> None:
             return None
         return secrets.read_secret(settings, "hub.token_file", token_file, in_header=True)
 
-    facts = vm_work.run(host, replace(work, details=details), prepare).facts
+    facts = vm_work.run(host, work, prepare).facts
     fetched = facts["fetched_bytes"]
     transfer = f"{format_gb(fetched, 2)} of it downloaded now" if fetched else "already there; nothing was downloaded"
     size = f"{facts['files']} files, {format_gb(facts['bytes'], 2)}"

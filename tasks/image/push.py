@@ -19,7 +19,6 @@ from remote.image import engine
 from remote.image.engine import EngineImage
 from remote.image.plan import is_outdated
 from remote.image.references import Reference
-from remote.image.vm_jobs import VmWork
 from remote.jobs.job import Agent
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command, refuse_several
@@ -29,7 +28,7 @@ from tasks.clients.secrets import encoded_login, registry_password
 from tasks.errors import UsageError, results_write_errors
 from tasks.image import build_profiles, vm_work
 from tasks.image.build import image_spec
-from tasks.settings.layers import Settings, load
+from tasks.settings.layers import load
 
 
 def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) -> CommandResult | None:
@@ -52,7 +51,16 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
             if not force:
                 raise UsageError(problem, remedy="`inv build` rebuilds it, `inv push --force` pushes it as it is")
             print(f"{problem}; pushing it as it is", flush=True)
-        work = plan_push(settings, target, user, image, command)
+        request = {
+            "docker": [settings.image.client],
+            "image_id": image.image_id,
+            "host": target.host,
+            "path": target.path,
+            "tag": target.tag,
+            "user": user,
+            "token_hosts": list(settings.registry.token_hosts),
+        }
+        work = vm_work.plan_work(settings, command, "push", f"{target.path}-{target.tag}", request)
 
         def read_login(_: Agent) -> Secret:
             return encoded_login(user, registry_password(settings, user, target.host, command))
@@ -64,20 +72,6 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
     size = format_mb(facts["compressed_bytes"], 2)
     print(f"{target.repository}@{facts['digest']} pushed in {outcome.wall_time_sec:.1f} s; {size} in the registry")
     return None
-
-
-def plan_push(settings: Settings, target: Reference, user: str, image: EngineImage, command: str) -> VmWork:
-    """Plan the job that pushes `image`, without the login."""
-    document = {
-        "docker": [settings.image.client],
-        "image_id": image.image_id,
-        "host": target.host,
-        "path": target.path,
-        "tag": target.tag,
-        "user": user,
-        "token_hosts": list(settings.registry.token_hosts),
-    }
-    return vm_work.plan_work(settings, command, "push", f"{target.path}-{target.tag}", document)
 
 
 def _save_record(path: Path, target: Reference, image: EngineImage, facts: Mapping[str, Any]) -> None:

@@ -40,7 +40,7 @@ from remote.hosts.host_protocol import (
     check,
 )
 from remote.hosts.local_program import BoundedOutput, ProcessLimits
-from remote.hosts.ssh.config import Destination, Hop, resolve_route
+from remote.hosts.ssh.config import Destination, resolve_route
 from remote.hosts.ssh.connection import Connection
 
 MARGIN_SEC = 15.0
@@ -255,7 +255,6 @@ class SshHost:
         self._workdir = workdir
         self._lock = threading.RLock()
         self._connection: Connection | None = None
-        self._hops: tuple[Hop, ...] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -278,21 +277,14 @@ class SshHost:
             )
         return self._workdir
 
-    @property
-    def hops(self) -> tuple[Hop, ...]:
-        """The servers of the route, this one last. Raises InvalidAddress."""
-        if not self._hops:
-            self._hops = resolve_route(self.destination)
-        return self._hops
-
     def connect(self) -> Connection:
-        """Return the connection; open it if necessary. Raises the errors of `Connection`."""
+        """Return the connection; open it if necessary. Raises InvalidAddress and the errors of `Connection`."""
         with self._lock:
             if self._connection is not None and not self._connection.is_open():
                 self._connection.close()
                 self._connection = None
             if self._connection is None:
-                self._connection = Connection(self.hops)
+                self._connection = Connection(resolve_route(self.destination))
             return self._connection
 
     def run(

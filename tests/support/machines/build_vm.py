@@ -167,19 +167,6 @@ class BuildVm:
         self._registry = self.vm.start("docker-registry", "serve", str(config), log="registry.log")
         self.wait_for(self._is_registry_up, "the registry")
 
-    def create_shared_folder(self, name: str) -> Path:
-        """Create a folder on the VM where any user may create files, like a share with mode 1777."""
-        folder = self.folder / name
-        folder.mkdir()
-        folder.chmod(0o1777)
-        return folder
-
-    def run_as_other_user(self, script: str) -> None:
-        """Run a shell script on the VM as another user than the one who builds."""
-        if OTHER_USER not in (self.vm.folder / "etc" / "passwd").read_text():
-            self.vm.add_user(OTHER_USER, uid=OTHER_UID)
-        self.vm.run("sh", "-euc", script, user=OTHER_USER)
-
     def kill(self, name: str, signal_name: str = "KILL") -> int:
         """Signal every process of the VM with that name. Returns their number."""
         pids = self.vm.run("pidof", name, check=False).stdout.split()

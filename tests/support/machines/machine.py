@@ -82,16 +82,8 @@ class Machine:
         shutil.copytree("/etc", self.folder / "etc", symlinks=True, ignore_dangling_symlinks=True)
         (self.folder / "etc" / "nsswitch.conf").write_text("passwd: files\ngroup: files\nshadow: files\nhosts: files\n")
         (self.folder / "etc" / "hosts").write_text(f"127.0.0.1 localhost {self.name}\n::1 localhost\n")
-        self.power_on()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.power_off()
-
-    def power_on(self) -> None:
         pid_flags = ("--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc") if self.own_pids else ()
         ready = self.folder / "ready"
-        ready.unlink(missing_ok=True)
         # The kernel kills it with this test process, so a killed pytest leaves no machine behind.
         argv = ("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--uts", *pid_flags)
         setup = ("sh", "-c", _SETUP, "sh", str(self.folder), self.name)
@@ -106,11 +98,11 @@ class Machine:
         self.pid = self._init.pid
         if self.own_pids:
             self.pid = int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[0])
+        return self
 
-    def power_off(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Kill all processes and remove the network; the folder stays."""
-        if self._init is None:
-            return
+        assert self._init is not None
         pids = [self.pid] if self.own_pids else self._pids()
         # The first process's pid is valid until we collect it; afterwards another process may get it.
         for pid in pids if self._init.poll() is None else []:
@@ -121,11 +113,9 @@ class Machine:
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
-        self._init, self._started = None, []
 
     def argv(self, *command: str, user: str | None = None, cwd: str | Path = "/") -> list[str]:
         """Return the argv that runs `command` on this machine, as root or as `user` (with groups and HOME)."""
-        assert self._init is not None, f"{self.name} is off"
         pid_flags = ("--pid",) if self.own_pids else ()
         enter = ("nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", *pid_flags, "--")
         become = () if user is None else ("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups")

@@ -36,7 +36,7 @@ def shorten_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     The kernel always answers keepalives in time; the other side's sshd may be slow on a busy machine.
     """
-    kernel = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 2000}
+    kernel = dict(zip(remote.hosts.ssh.connection._TCP_OPTIONS, (1, 1, 2, 2000), strict=True))
     monkeypatch.setattr(remote.hosts.ssh.connection, "_TCP_OPTIONS", kernel)
     monkeypatch.setattr(remote.hosts.ssh.connection, "_KEEPALIVE_SEC", 0.5)
     monkeypatch.setattr(remote.hosts.ssh.connection, "_KEEPALIVE_TIMEOUT_SEC", 5.0)

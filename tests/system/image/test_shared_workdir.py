@@ -23,10 +23,13 @@ def test_a_work_directory_of_another_user_is_refused_by_every_task_and_links_in_
     (outside / "thesis.tex").write_text("content")
     build_vm.chown_to_user(outside)
     jobs = build_vm.job_folders()
+    build_vm.vm.add_user(OTHER_USER, uid=OTHER_UID)
     for number, (case, script) in enumerate(PLANTED.items()):
-        share = build_vm.create_shared_folder(f"share-{number}")
+        share = build_vm.folder / f"share-{number}"
+        share.mkdir()
+        share.chmod(0o1777)
         ours = share / "qlora-fleet"
-        build_vm.run_as_other_user(script.format(ours=ours, outside=outside))
+        build_vm.vm.run("sh", "-euc", script.format(ours=ours, outside=outside), user=OTHER_USER)
         for command in (("build", "--dry-run"), ("model.fetch", "--model", "org/name"))[number:]:
             refused = build_vm.inv_refused(*command, "--tmpdir", str(share), code=4)
             assert f"{ours}: " in refused, case

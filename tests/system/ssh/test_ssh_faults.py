@@ -128,21 +128,6 @@ def test_a_push_over_a_cut_cable_resumes_inside_the_file(
 # --- killed -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_sshd_killed_during_a_job_interrupts_watching_but_not_the_job(network: Network) -> None:
-    with from_laptop(network) as host:
-        job = Job(Agent(host), f"{host.workdir}/sshd-killed")
-        job.start(JobSpec(command=Command(argv=("sh", "-c", "sleep 1; exit 5")), deadline_sec=PATIENCE_SEC))
-        with pytest.raises(HostUnreachable):
-            job.watch(lambda _: network.vm_sshd.kill_sessions(), interval_sec=0.1)
-        network.vm_sshd.stop()
-        try:
-            with pytest.raises(HostUnreachable, match="port 22;"):
-                job.status()
-        finally:
-            network.vm_sshd.start()
-        assert job.watch(lambda _: None, interval_sec=0.1).exit_code == 5
-
-
 def test_a_killed_shell_around_a_command_is_a_lost_connection(network: Network) -> None:
     with from_laptop(network) as host, pytest.raises(HostUnreachable):
         run(host, "sh", "-c", "kill -9 $(ps -o ppid= -p $(ps -o ppid= -p $(ps -o ppid= -p $$)))")

@@ -246,11 +246,9 @@ def test_a_model_is_fetched_from_a_cache_with_another_python_without_packages(lo
     (home / "snapshots" / COMMIT / "LICENSE").write_text("a file instead of a link to a blob")
     agent = vm_jobs.create_agent(LocalHost(name="vm", workdir=str(local.folder / "work"), python=(python,)))
     folder = local.folder / "models" / "org--name"
-    request = Fetch(model="org/name", folder=str(folder), revision=COMMIT, cache=str(local.folder / "cache"))
-    work = vm_jobs.VmWork(
-        verb="fetch", name="m", request=asdict(request), command="inv", deadline_sec=60.0, logs=local.folder,
-        details={"token": False},
-    )  # fmt: skip
+    fetched = Fetch(model="org/name", folder=str(folder), revision=COMMIT, cache=str(local.folder / "cache"))
+    request = {**asdict(fetched), "token": False}
+    work = vm_jobs.VmWork(verb="fetch", name="m", request=request, command="inv", deadline_sec=60.0, logs=local.folder)
     lines = list[str]()
 
     def fetch() -> Mapping[str, Any]:

@@ -75,9 +75,15 @@ def test_a_manifest_with_a_changed_byte_is_refused_by_its_digest(proxy: Registry
 
 @pytest.mark.parametrize(
     ("fault", "kind", "message"),
-    [(Endless(), "refused", r"\b4 MiB"), (Stall(), "transient", "timed out"), (Cut(after=10), "transient", "early")],
+    [
+        (Endless(), "refused", r"\b4 MiB"),
+        (Stall(), "transient", "timed out"),
+        (Cut(after=10), "transient", "early"),
+        (FixedResponse(status=200, body=b"[" * 100_000), "usage", "127.0.0.1"),
+        (FixedResponse(status=200, headers={"X": "x" * 70_000}), "transient", "127.0.0.1"),
+    ],
 )
-def test_a_response_without_an_end_is_limited(
+def test_a_response_without_an_end_or_at_a_parsers_limit_is_an_error(
     proxy: RegistryProxy, monkeypatch: pytest.MonkeyPatch, fault: Switch, kind: str, message: str
 ) -> None:
     monkeypatch.setattr(registries, "REQUEST_TIMEOUT_SEC", 0.2 if isinstance(fault, Stall) else 60.0)
@@ -96,30 +102,13 @@ def test_a_response_that_is_not_a_manifest_is_reported_with_registry_and_remedy(
         registry(proxy).manifest("1.0")
 
 
-@pytest.mark.parametrize(
-    ("response", "kind"),
-    [
-        (FixedResponse(status=200, body=b"[" * 100_000), "usage"),
-        (FixedResponse(status=200, headers={"X": "x" * 70_000}), "transient"),
-    ],
-)
-def test_a_response_at_a_parsers_limit_is_an_error(proxy: RegistryProxy, response: FixedResponse, kind: str) -> None:
-    proxy.arm(response)
-    with raises_agent_error(kind, f"^{re.escape(proxy.host)}"):
-        registry(proxy).manifest("1.0")
-
-
-def test_missing_push_permission_is_reported_before_anything_is_sent(proxy: RegistryProxy) -> None:
+def test_a_missing_permission_or_repository_is_reported_before_anything_is_sent(proxy: RegistryProxy) -> None:
     registry(proxy).check_push_access()
     assert [(method, path) for method, path, _ in proxy.requests] == [("POST", "/v2/ns/repo/blobs/uploads/")]
-    proxy.arm(FixedResponse(status=500), method="POST", times=1)
+    for status in (500, 403, 404):
+        proxy.arm(FixedResponse(status=status), method="POST", times=1)
     registry(proxy).check_push_access()  # the push itself will report the error
-    proxy.arm(FixedResponse(status=403), method="POST")
     with raises_agent_error("forbidden", "ns/repo: 403"):
         registry(proxy).check_push_access()
-
-
-def test_a_missing_repository_is_reported_before_anything_is_sent(proxy: RegistryProxy) -> None:
-    proxy.arm(FixedResponse(status=404), method="POST")
     with raises_agent_error("absent", r" ns/repo; create the repository"):
         registry(proxy).check_push_access()
