@@ -217,7 +217,7 @@ def _count_unread(file: Iterable[Conversation], keys: set[str], findings: DataFi
 
 def _facts(file: DataFile, tokens: Counter[str]) -> FileFacts:
     return FileFacts(
-        path=file.path, kind=file.kind, sha256=file.sha256, bytes=file.bytes, lines=file.lines,
+        path=file.path, kind=file.kind, sha256=file.sha256, lines=file.lines,
         tokens=sum(tokens[str(path)] for path in expand(file.path)),
     )  # fmt: skip
 

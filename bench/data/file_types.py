@@ -115,11 +115,11 @@ class ColumnNames:
 class DataRows:
     """Rows of a data file, each with its number; iterating raises InputError for a file that cannot be read on.
 
-    `unit` says what the number counts, "line" or "row". `sha256` and `bytes` are those of the file as it is stored.
+    `unit` says what the number counts, "line" or "row". `sha256` is that of the file as it is stored.
     """
 
     def __init__(self, path: Path, names: ColumnNames) -> None:
-        self.path, self.unit, self.sha256, self.bytes = path, "line", "", 0
+        self.path, self.unit, self.sha256 = path, "line", ""
         self._names = names
 
     def __iter__(self) -> Iterator[tuple[int, Row]]:
@@ -129,9 +129,9 @@ class DataRows:
                 raise InputError(f"{self.path}: is a folder", remedy=f"name a pattern like FOLDER/*.parquet, or {READ}")
             with open_regular(self.path) as file:
                 before = os.fstat(file.fileno())
-                self.sha256, self.bytes = hash_file(file), before.st_size
+                self.sha256 = hash_file(file)
                 file.seek(0)
-                for number, row in self._rows(file):
+                for number, row in self._rows(file, max(ALWAYS_UNPACKED_BYTES, MAX_GROWTH * before.st_size)):
                     yield number, row
             after = self.path.stat()
             if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
@@ -145,8 +145,7 @@ class DataRows:
                 remedy="write or copy the file again",
             ) from error
 
-    def _rows(self, file: io.BufferedReader) -> Iterator[tuple[int, Row]]:
-        maximum = max(ALWAYS_UNPACKED_BYTES, MAX_GROWTH * self.bytes)
+    def _rows(self, file: io.BufferedReader, maximum: int) -> Iterator[tuple[int, Row]]:
         stream = file
         if stream.peek().startswith(PARQUET):
             self.unit = "row"

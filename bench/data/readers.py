@@ -69,16 +69,16 @@ def _first(numbers: Sequence[str]) -> str:
 class DataFile:
     """A data file, or all files that match a pattern: its usable lines, in the files' order, read by each iteration.
 
-    `kind`, `lines`, `bytes` and `sha256` are those of the first iteration, once it is complete. A later one raises
+    `kind`, `lines` and `sha256` are those of the first iteration, once it is complete. A later one raises
     InputError if the file has changed since. The sha256 of a pattern is that of its files' names and digests.
     """
 
     def __init__(self, path: Path | str, options: DataOptions = DEFAULT_DATA_OPTIONS) -> None:
-        self.path, self.kind, self.lines, self.bytes, self.sha256 = str(path), "", 0, 0, ""
+        self.path, self.kind, self.lines, self.sha256 = str(path), "", 0, ""
         self._files, self._names = file_types.expand(self.path), ColumnNames(options.columns)
 
     def __iter__(self) -> Iterator[Conversation]:
-        kind, lines, size, digests = "", 0, 0, dict[str, str]()
+        kind, lines, digests = "", 0, dict[str, str]()
         bad_lines = BadLines(self.path)
         for file in self._files:
             rows = DataRows(file, self._names)
@@ -90,7 +90,6 @@ class DataFile:
                 else:
                     lines += 1
                     yield conversation
-            size += rows.bytes
             digests[str(file)] = rows.sha256
         self._names.check_used(self.path)
         bad_lines.check()
@@ -99,7 +98,7 @@ class DataFile:
         sha256 = _combined(self.path, digests)
         if self.sha256 not in ("", sha256):
             raise InputError(f"{self.path}: changed while it was read", remedy="try again once it is written")
-        self.kind, self.lines, self.bytes, self.sha256 = kind, lines, size, sha256
+        self.kind, self.lines, self.sha256 = kind, lines, sha256
 
     def _parse_row(self, rows: DataRows, number: int, row: Row, expected_kind: str) -> tuple[str, Conversation]:
         """Return the kind of a row, which must be `expected_kind` if there is one, and its conversation."""

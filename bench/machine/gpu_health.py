@@ -9,7 +9,7 @@ Not covered: events before the monitor was made, which NVML does not keep; GPUs 
 
 from collections.abc import Sequence
 
-from bench.machine.nvml import Gpu, GpuHealth
+from bench.machine.nvml import Gpu
 
 # XIDs that a program can cause; the others are the hardware's or the driver's. The list is that of NVIDIA's Kubernetes
 # device plugin (internal/rm/health.go), which takes a GPU out of service for any other.
@@ -28,14 +28,15 @@ XID_MEANINGS = {
 }
 
 
-def _faults(first: GpuHealth, last: GpuHealth) -> list[str]:
-    """Describe the faults of a reading, compared with the first one of the trial."""
-    faults = ["the driver has lost it"] if last.is_lost else []
-    if (errors := (last.ecc_uncorrected or 0) - (first.ecc_uncorrected or 0)) > 0:
+def _faults(gpu: Gpu, earlier_errors: int) -> list[str]:
+    """Describe the faults of a GPU that had so many ECC errors when the trial began."""
+    faults = ["the driver has lost it"] if gpu.is_lost() else []
+    if (errors := gpu.uncorrected_errors() - earlier_errors) > 0:
         faults.append(f"{errors} uncorrected ECC error{'s' if errors > 1 else ''}")
-    if last.is_remap_failed:
+    is_pending, has_failed = gpu.remaps()
+    if has_failed:
         faults.append("a row of its memory could not be remapped")
-    elif last.is_remap_pending:
+    elif is_pending:
         faults.append("a row of its memory waits for a reset to be remapped")
     return faults
 
@@ -49,12 +50,13 @@ class HealthMonitor:
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         names = [f"GPU {gpu.index}" + (f" ({gpu.uuid})" if gpu.uuid else "") for gpu in gpus]
-        self._watched = [(name, gpu, gpu.xid_events(), gpu.health()) for name, gpu in zip(names, gpus, strict=True)]
+        first = [(gpu.xid_events(), gpu.uncorrected_errors()) for gpu in gpus]
+        self._watched = list(zip(names, gpus, first, strict=True))
 
     def read(self) -> str | None:
         """Read all GPUs. Returns the faults of the first GPU that has any, in one line; None without a fault."""
-        for name, gpu, events, first in self._watched:
+        for name, gpu, (events, errors) in self._watched:
             hardware = dict.fromkeys(xid for xid in events.drain() if xid not in APPLICATION_XIDS)
-            if faults := [*map(describe_xid, hardware), *_faults(first, gpu.health())]:
+            if faults := [*map(describe_xid, hardware), *_faults(gpu, errors)]:
                 return f"{name}: {', '.join(faults)}"
         return None

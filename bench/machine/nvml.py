@@ -51,16 +51,6 @@ class GpuSample:
     clock_limits: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuHealth:
-    """Signs of faults of one GPU at one moment; None if unknown. ECC errors since the driver was loaded."""
-
-    ecc_uncorrected: int | None
-    is_remap_pending: bool
-    is_remap_failed: bool
-    is_lost: bool
-
-
 class Gpu:
     """One GPU, with the library's index."""
 
@@ -104,18 +94,17 @@ class Gpu:
             "max_memory_clock_mhz": self._query("nvmlDeviceGetMaxClockInfo", self._library.NVML_CLOCK_MEM),
         }
 
-    def health(self) -> GpuHealth:
-        """Read what a fault changes: three calls."""
+    def uncorrected_errors(self) -> int:
+        """Count uncorrected ECC errors since the driver was loaded; 0 if unknown."""
         kinds = self._library.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self._library.NVML_VOLATILE_ECC
-        rows = self._query("nvmlDeviceGetRemappedRows") or (0, 0, False, False)
-        return GpuHealth(
-            ecc_uncorrected=self._query("nvmlDeviceGetTotalEccErrors", *kinds),
-            is_remap_pending=bool(rows[2]),
-            is_remap_failed=bool(rows[3]),
-            is_lost=self._is_lost(),
-        )
+        return int(self._query("nvmlDeviceGetTotalEccErrors", *kinds) or 0)
 
-    def _is_lost(self) -> bool:
+    def remaps(self) -> tuple[bool, bool]:
+        """Return whether a row of memory waits for a reset to be remapped, and whether a remapping failed."""
+        rows = self._query("nvmlDeviceGetRemappedRows") or (0, 0, 0, 0)
+        return bool(rows[2]), bool(rows[3])
+
+    def is_lost(self) -> bool:
         """Return whether the driver reports that it has lost the GPU."""
         try:
             self._library.nvmlDeviceGetTemperature(self._handle, self._library.NVML_TEMPERATURE_GPU)

@@ -28,7 +28,7 @@ from bench.records.bootstrap import Interval
 from bench.records.paths import TELEMETRY_FILE
 from bench.records.result import Measurement
 from bench.records.status import Outcome, ReasonCode
-from bench.records.units import format_gib, format_percent
+from bench.records.units import format_percent
 
 STOP_TIMEOUT_SEC = 3.0
 MEASURE_PHASE = "measure"
@@ -75,11 +75,8 @@ def record_telemetry(record: Record, stops: StopSignals | None = None) -> Iterat
         record.on_phase = None
         _stop_sampler(record, sampler)
         health.join()
-    measurements, flags = summarize_rows(read_rows(path))
-    record.observed += measurements
+    record.observed, flags = summarize_rows(read_rows(path))
     record.flags += [flag for flag in flags if flag not in record.flags]
-    if measurements:
-        record.log("telemetry: " + ", ".join(format_measurement(measurement) for measurement in measurements))
 
 
 @contextlib.contextmanager
@@ -196,15 +193,6 @@ def mean_interval(values: list[float]) -> Interval | None:
     means = [sum(values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
     _, low_end, high_end = bootstrap.mean_interval(means, 0.0)
     return Interval(median=statistics.median(means), low=low_end, high=high_end, n=blocks)
-
-
-def format_measurement(measurement: Measurement) -> str:
-    """Format a measurement for the log."""
-    value, name = measurement.value or 0.0, measurement.name
-    if name.endswith("_bytes"):
-        return f"{name.removesuffix('_bytes').replace('_', ' ')} {format_gib(value, 2)}"
-    label, _, unit = name.rpartition("_")
-    return f"{label.replace('_', ' ')} {value:.0f} {'%' if unit == 'percent' else unit}"
 
 
 def _limited_share(rows: Sequence[Row], names: set[str]) -> float | None:

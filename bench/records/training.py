@@ -116,7 +116,6 @@ class FileFacts:
     path: str
     kind: str
     sha256: str
-    bytes: int
     lines: int
     tokens: int
 

@@ -27,7 +27,7 @@ def test_the_same_rows_give_the_same_conversations(name: str, rows: list[Any], t
     assert [chat.unread_keys for chat in data] == [chat.unread_keys for chat in expected]
     assert len({chat.line for chat in data}) == len(rows)
     stored = path.read_bytes()
-    assert (data.kind, data.lines, data.bytes) == (expected.kind, len(rows), len(stored))
+    assert (data.kind, data.lines) == (expected.kind, len(rows))
     assert file_types.sha256_of(path) == data.sha256 == hashlib.sha256(stored).hexdigest()
 
 

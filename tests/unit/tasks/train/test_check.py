@@ -28,7 +28,7 @@ from tests.support.cases import Case, load_cases
 from tests.unit.tasks.train.conftest import MakeSettings
 
 REPORT = DataReport(
-    files=[FileFacts(path="d.jsonl", kind="Alpaca", sha256="ab" * 32, bytes=9, lines=7, tokens=600)],
+    files=[FileFacts(path="d.jsonl", kind="Alpaca", sha256="ab" * 32, lines=7, tokens=600)],
     examples=6,
     validation_examples=1,
     tokens=600,
