@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = ReasonCode.INPUT_REJECTED if isinstance(error, InputRejected) else ReasonCode.BAD_INPUT
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in DISK_ERRNOS:
             code = ReasonCode.NOT_WRITTEN
-        if arguments.handler in (_inspect, _forecast, _adapter, _selfcheck, _preflight):  # their output is JSON
+        if arguments.handler in (_inspect, _forecast, _adapter, _preflight):  # their output is JSON
             _print_json(failure_to_json(error, code))
         return code.exit_code
     except BrokenPipeError:

@@ -14,23 +14,13 @@ from bench.harness.record import Request
 from bench.machine import fingerprint
 from bench.machine.preflight import check, require_gpus_for
 from bench.records import suite
-from bench.records.units import format_gib
 
 
 def selfcheck() -> int:
-    """Print the versions, the device and the result; return 0 if a trial runs here."""
-    try:
-        modules = _load_stack()
-    except InputError as error:
-        print(error)
-        return 1
-    facts = fingerprint.host_facts() | fingerprint.device_facts(modules.torch)
+    """Print the versions and a trial's log, which names the device; return 0 if it succeeds. Raises InputError."""
+    facts = fingerprint.host_facts() | fingerprint.device_facts(_load_stack().torch)
     for name in ("python", *fingerprint.PACKAGES):
         print(f"{name:>14} {facts[name] or 'not installed'}")
-    if facts["gpu_name"] is None:
-        print(f"{'device':>14} cpu: {facts['cpu_model']}; no CUDA device is visible, so trials run on the CPU")
-    else:
-        print(f"{'device':>14} cuda: {facts['gpu_name']}, {format_gib(facts['gpu_memory_bytes'])}")
     with tempfile.TemporaryDirectory(prefix="bench-selfcheck-") as folder:
         return _run_two_steps(Path(folder))
 
