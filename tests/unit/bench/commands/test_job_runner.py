@@ -41,10 +41,8 @@ def run_script(
     message.touch()
     monkeypatch.setattr(job_runner, "TERMINATION_LOG", message)
 
-    def run(
-        script: Script, *, max_restarts: int = 2, turn: int = 1, after: int = 0
-    ) -> tuple[int, TrainingJobEnd | None]:
-        trial, limits = make_trial(), {"turn": turn, "after": after, "max_restarts": max_restarts}
+    def run(script: Script, **limits: int) -> tuple[int, TrainingJobEnd | None]:
+        trial = make_trial()
         spec = spec_of(trial, shared=str(tmp_path), **limits)
         pod, remaining = JobRunner(spec, 0, "train"), list(script)
 
@@ -65,7 +63,7 @@ def run_script(
         monkeypatch.setattr(pod, "_run_attempt", attempt)
         code = pod.run()
         assert remaining == []
-        return code, TrainingJobEnd.read_or_none(tmp_path / "r1", turn)
+        return code, TrainingJobEnd.read_or_none(tmp_path / "r1", spec.turn)
 
     return run
 
@@ -131,10 +129,8 @@ def test_a_failure_of_the_volume_may_pass_in_another_pod(
     spec = spec_of(make_trial(), shared=str(tmp_path))
     monkeypatch.setenv(JOB_SPEC_VARIABLE, json.dumps(schema.to_json(spec)))
     monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
-    codes = {
-        errno.ESTALE: ExitCode.RETRYABLE, errno.EACCES: ExitCode.FAILED, errno.ENOSPC: ExitCode.NOT_WRITTEN,
-    }  # fmt: skip
-    for number, code in codes.items():
+    codes = (ExitCode.RETRYABLE, ExitCode.FAILED, ExitCode.NOT_WRITTEN)
+    for number, code in zip((errno.ESTALE, errno.EACCES, errno.ENOSPC), codes, strict=True):
         failure = OSError(number, os.strerror(number), "/workspace/results/r1")
         monkeypatch.setattr(JobRunner, "_run_attempts", lambda *_, failure=failure: (_ for _ in ()).throw(failure))
         assert cli.main(["train", "--rank", "0", "--service", "train"]) == code

@@ -63,13 +63,6 @@ def test_unpacked_samples_have_separate_positions_edges_and_first_tokens():
     assert tensors["labels"].tolist() == [[IGNORE_INDEX, 6, *[IGNORE_INDEX] * 3, 4, *[IGNORE_INDEX] * 6]]
 
 
-def test_padded_rows_are_one_sample_each_cut_at_the_length(make_trial, tokenizer):
-    trial = make_trial(max_seq_len=10, micro_batch_size=2, warmup_steps=1, measured_steps=2)
-    rows = make_rows(trial, chats(3, 10, 11, 40, 5, 8), tokenizer)
-    assert sorted(len(row.ids) for row in rows) == [3, 5, 8, 10, 10, 10]
-    assert {row.samples for row in rows} == {1}
-
-
 @pytest.mark.parametrize("case", load_cases(__file__, "data_options.yaml"))
 def test_a_benchmark_has_the_token_ids_of_a_training(case, make_trial, tokenizer_of, tmp_path):
     path, rows = tmp_path / "d.jsonl", case["rows"]
@@ -103,11 +96,20 @@ def test_prompts_are_full_lose_no_token_between_samples_and_repeat_the_data(make
 
 
 @pytest.mark.parametrize(("limit", "value"), [("TOKENIZE_BATCH", 3), ("MAX_BATCH_CHARS", 50)])
-def test_no_sample_is_lost_between_tokenized_batches(make_trial, tokenizer, monkeypatch, limit, value):
+def test_rows_are_all_samples_in_the_order_of_the_seed_cut_at_the_length(
+    make_trial, tokenizer, monkeypatch, limit, value
+):
     monkeypatch.setattr(masking, limit, value)
     trial = make_trial(max_seq_len=64, warmup_steps=0, measured_steps=100)
     rows = make_rows(trial, chats(*range(3, 23)), tokenizer)
     assert sorted(len(row.ids) for row in rows) == list(range(3, 23))
+    again, other, cut = (
+        make_rows(dataclasses.replace(trial, **changes), chats(*range(3, 23)), tokenizer)
+        for changes in ({}, {"seed": 7}, {"max_seq_len": 10})
+    )
+    assert rows == again != other
+    assert [row.ids for row in cut] == [row.ids[:10] for row in rows]
+    assert {row.samples for row in rows} == {1}
 
 
 def test_unusable_chats_are_refused_and_typed_control_tokens_are_text(make_trial, tokenizer, tokenizer_of):
@@ -122,15 +124,6 @@ def test_unusable_chats_are_refused_and_typed_control_tokens_are_text(make_trial
     endless.eos_token = None
     with pytest.raises(InputError, match=r"tokenizer_config\.json: eos_token: "):
         make_rows(make_trial(), chats(5), endless)
-
-
-def test_the_seed_determines_the_order(make_trial, tokenizer):
-    def ids(seed: int) -> list[list[int]]:
-        trial = make_trial(max_seq_len=8, seed=seed)
-        return [row.ids for row in make_rows(trial, chats(*range(3, 40)), tokenizer)]
-
-    assert ids(1) == ids(1)
-    assert ids(1) != ids(2)
 
 
 def test_no_more_is_tokenized_than_the_steps_need(make_trial, tokenizer, monkeypatch):

@@ -33,27 +33,14 @@ class Outer:
     flag: bool = False
 
 
-FULL = Outer(
-    name="a",
-    colour=Colour.BLUE,
-    inner=Inner(count=1, share=0.5),
-    items=[Inner(count=2), Inner(count=3)],
-    texts=("x", "y"),
-    table={"a": 1.5},
-    anything={"list": [1, None, "x"]},
-    flag=True,
-)
-
-
-@pytest.mark.parametrize("record", [FULL, Outer(name="only")])
-def test_a_record_comes_back_equal(record):
-    assert schema.from_json(Outer, schema.to_json(record)) == record
-
-
-def test_non_finite_numbers_become_null_and_integers_become_floats_in_float_fields():
+def test_a_record_comes_back_equal():
+    full = Outer(
+        name="a", colour=Colour.BLUE, inner=Inner(count=1, share=0.5), items=[Inner(count=2), Inner(count=3)],
+        texts=("x", "y"), table={"a": 1.5}, anything={"list": [1, None, "x"]}, flag=True,
+    )  # fmt: skip
+    for record in (full, Outer(name="only")):
+        assert schema.from_json(Outer, schema.to_json(record)) == record
     assert schema.to_json({"a": float("nan"), "b": [float("inf")]}) == {"a": None, "b": [None]}
-    share = schema.from_json(Inner, {"count": 1, "share": 2}).share
-    assert (share, type(share)) == (2.0, float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +50,11 @@ class Lists:
     counts: list[int] = field(default_factory=list)
 
 
-def test_integers_among_floats_become_floats():
+def test_integers_in_float_fields_become_floats():
     read = schema.from_json(Lists, {"seconds": [1, 2.5], "losses": [1, None, 0.5], "counts": [3]})
     assert read == Lists(seconds=[1.0, 2.5], losses=[1.0, None, 0.5], counts=[3])
-    assert [type(value) for value in (*read.seconds, read.losses[0])] == [float, float, float]
+    share = schema.from_json(Inner, {"count": 1, "share": 2}).share
+    assert {type(value) for value in (*read.seconds, read.losses[0], share)} == {float}
 
 
 @pytest.mark.parametrize("case", load_cases(__file__, "mismatched.yaml"))
