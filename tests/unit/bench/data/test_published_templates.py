@@ -38,6 +38,11 @@ def control_tokens(template: str) -> list[str]:
     return sorted({*re.findall(r"<[^<>{}'\"\s]*>|\[/?[A-Z_]+\]", template)} - {"<think>", "</think>"})
 
 
+def tokenizer_with(name: str, tokenizer_of: Callable[..., Any]) -> Any:
+    template = template_text(name)
+    return tokenizer_of(template, special=control_tokens(template))
+
+
 def answers(tokenizer: Any, example: Example) -> Iterator[tuple[str, str]]:
     """Return (text before the answer, its targets) of each answer."""
     ids = example.ids.tolist()
@@ -51,9 +56,7 @@ def answers(tokenizer: Any, example: Example) -> Iterator[tuple[str, str]]:
 def test_each_answer_is_trained_after_its_prompt_at_inference(
     name: str, turns: Sequence[tuple[str, str]], tokenizer_of: Callable[..., Any]
 ) -> None:
-    template = template_text(name)
-    tokenizer = tokenizer_of(template, special=control_tokens(template))
-    source = conversation(*turns)
+    tokenizer, source = tokenizer_with(name, tokenizer_of), conversation(*turns)
     trained = [pair for example in build(tokenizer, source)[0] for pair in answers(tokenizer, example)]
     indices = [index for index, (role, _) in enumerate(turns) if role == "assistant"]
     prompts = [
@@ -69,8 +72,7 @@ def test_each_answer_is_trained_after_its_prompt_at_inference(
 
 @pytest.mark.parametrize("name", [f"{TRL}/{family}.jinja" for family in OPEN_THOUGHT])
 def test_a_thought_that_the_prompt_begins_is_trained_to_its_end(name: str, tokenizer_of: Callable[..., Any]) -> None:
-    template = template_text(name)
-    tokenizer = tokenizer_of(template, special=control_tokens(template))
+    tokenizer = tokenizer_with(name, tokenizer_of)
     for turns, expected in ((THOUGHTFUL, "hm\n</think>\n\nA."), (TWO[:2], "\n</think>\n\nA.")):
         (example,), reported = build(tokenizer, conversation(*turns))
         ((prompt, text),) = answers(tokenizer, example)
@@ -91,8 +93,7 @@ THINKING = {  # what the template writes before and after a thought
 
 @pytest.mark.parametrize("name", THINKING)
 def test_a_thought_is_written_in_the_templates_own_form(name: str, tokenizer_of: Callable[..., Any]) -> None:
-    template = template_text(f"{TRL}/{name}.jinja")
-    tokenizer = tokenizer_of(template, special=control_tokens(template))
+    tokenizer = tokenizer_with(f"{TRL}/{name}.jinja", tokenizer_of)
     asks = [{"role": "user", "content": "a?"}, {"role": "user", "content": "b?"}]
     thoughts = [{"role": "assistant", "content": f"A{n}.", "reasoning_content": f"hm{n}"} for n in range(2)]
     source = parsed(messages=[asks[0], thoughts[0], asks[1], thoughts[1]])
@@ -113,19 +114,19 @@ def test_a_thought_is_written_in_the_templates_own_form(name: str, tokenizer_of:
     assert reported.counts[findings.THOUGHT_IN_TEXT] == (name in LITERAL)
 
 
-@pytest.mark.parametrize("name", ["llama3_1", "gemma4", "deepseek_r1_distill"])  # gemma4 writes those of calls only
-def test_a_thought_that_the_template_does_not_write_is_refused(name: str, tokenizer_of: Callable[..., Any]) -> None:
-    turns = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "A.", "thinking": "hm"}]
-    with pytest.raises(InputError, match="line 1: turn 2: reasoning_content: "):
-        build(tokenizer_of(template_text(f"{TRL}/{name}.jinja")), parsed(messages=turns))
-
-
-@pytest.mark.parametrize("name", ["gptoss", "gemma4", "qwen2_5", "cohere"])
-def test_a_developer_is_read_where_the_template_writes_it(name: str, tokenizer_of: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("name", ["gptoss", "gemma4", "qwen2_5"])
+def test_thoughts_and_a_developer_are_read_where_the_template_writes_them(
+    name: str, tokenizer_of: Callable[..., Any]
+) -> None:
     tokenizer = tokenizer_of(template_text(f"{TRL}/{name}.jinja"))
-    source = conversation(("developer", "be good"), *TWO)
-    if name in ("gptoss", "gemma4"):
-        assert build(tokenizer, source)[0]
-    else:
-        with pytest.raises(InputError, match="line 1: "):
-            build(tokenizer, source)
+    thought = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "A.", "thinking": "hm"}]
+    told = [{"role": "developer", "content": "be good"}, thought[0], {"role": "assistant", "content": "A."}]
+    for turns, names, error in (
+        (thought, ("gptoss",), "turn 2: reasoning_content: "),  # gemma4 writes thoughts of calls only
+        (told, ("gptoss", "gemma4"), "role developer: "),
+    ):
+        if name in names:
+            assert build(tokenizer, parsed(messages=turns))[0]
+        else:
+            with pytest.raises(InputError, match=f"line 1: {error}"):
+                build(tokenizer, parsed(messages=turns))

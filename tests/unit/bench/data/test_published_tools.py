@@ -18,10 +18,7 @@ from bench.data.tool_template import ToolTemplate
 from tests.support.paths import ROOT
 from tests.support.published import AXOLOTL, TRL, template_text
 from tests.unit.bench.data.conftest import build, parsed
-from tests.unit.bench.data.test_published_templates import (
-    answers,
-    control_tokens,
-)
+from tests.unit.bench.data.test_published_templates import answers, control_tokens, tokenizer_with
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "its name"}}}
 FUNCTION = {"name": "get_weather", "description": "Weather of a city", "parameters": PARAMETERS}
@@ -45,11 +42,6 @@ FAMILIES = {
 TEMPLATES = [pytest.param(f"{folder}/{name}.jinja", id=name) for folder, names in FAMILIES.items() for name in names]
 
 
-def tokenizer_with(name: str, tokenizer_of: Callable[..., Any]) -> Any:
-    template = template_text(name)
-    return tokenizer_of(template, special=control_tokens(template))
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("turns", [TURNS, MORE_TURNS, WITH_SYSTEM], ids=["one", "more", "system"])
 def test_calls_are_trained_after_their_prompt_and_results_are_not(
@@ -69,8 +61,7 @@ def test_calls_are_trained_after_their_prompt_and_results_are_not(
         parts = ("get_weather", "Rome") if "tool_calls" in turns[index] else (turns[index]["content"],)
         assert all(part in text for part in parts)
         assert not any(other in text for other in ("21 C", "Weather of a city", "Thanks", "be good"))
-    result = next(prompt for prompt, _ in trained[1:2])
-    assert "21 C" in result
+    assert "21 C" in prompts[1]
     assert "Weather of a city" in prompts[0]
 
 
@@ -239,15 +230,6 @@ def test_control_tokens_typed_in_tools_calls_and_results_are_text(tokenizer_of: 
         assert tokenizer.decode(example.ids).count(f'{{"city": "{word}", "{word}": 1}}') == 1
     assert counts[0] == counts[1]
     assert reported.counts[findings.TYPED_TOKEN.format("<|im_end|>")] == 1
-
-
-def test_a_long_conversation_is_cut_after_a_call(tokenizer_of: Callable[..., Any]) -> None:
-    tokenizer = tokenizer_with(f"{TRL}/qwen2_5.jinja", tokenizer_of)
-    source = parsed(prompt=TURNS[:1], completion=TURNS[1:], tools=TOOLS, system="s")
-    (whole,), _ = build(tokenizer, source)
-    (cut,), reported = build(tokenizer, source, max_seq_len=len(whole.ids) - 1, too_long="cut")
-    assert [text for _, text in answers(tokenizer, cut)] == [text for _, text in answers(tokenizer, whole)][:1]
-    assert reported.counts == {findings.TOO_LONG_CUT: 1}
 
 
 def test_the_template_of_the_tutorial_writes_tools_calls_and_results(tokenizer_of: Callable[..., Any]) -> None:
