@@ -23,7 +23,7 @@ from typing import Any
 
 from bench import torch_stack
 from bench.adapter import lora
-from bench.data.inputs import InputError, system_messages
+from bench.data.inputs import InputError
 from bench.data.masking import encode_prompt
 from bench.data.model_folder import check_model
 from bench.data.tokenizer import load_trial_tokenizer
@@ -209,9 +209,10 @@ def answer_questions(request: ChatRequest, log: Callable[[str], None]) -> dict[s
     step, peft_model = lora.load_trained(modules, request.trial, choose_placement(modules), adapter)
     generator = AnswerGenerator.of_step(modules, step, peft_model, tokenizer, request.end_ids)
     data = training_of(request.trial).data
+    system = [] if data.system is None else [{"role": "system", "content": data.system}]
     unended = 0
     for question in request.questions:
-        messages = [*system_messages(data.system), {"role": "user", "content": question}]
+        messages = [*system, {"role": "user", "content": question}]
         prompt = encode_prompt(tokenizer, "chat", messages, data.special_tokens, lambda message: log(f"[{message}]"))
         most = min(request.most, positions - len(prompt))
         if most < 1:

@@ -21,12 +21,8 @@ from bench.records.atomic_files import DISK_ERRNOS
 from bench.records.checksummed import ResultError
 from bench.records.paths import DEMO_INPUTS
 from bench.records.status import ExitCode, ReasonCode, failure_to_json
-from bench.records.trial import (
-    SCALES,
-    SUITE_NAMES,
-    parse_json,
-    read_text,
-)
+from bench.records.training import DEFAULT_DATA_OPTIONS
+from bench.records.trial import SCALES, SUITE_NAMES, parse_json, read_text
 from bench.records.version import VERSION
 from bench.records.workloads import names_with
 
@@ -261,7 +257,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     if arguments.profile is not None:
         require_gpus_for(arguments.profile)
     trials, model = _read_trials(arguments), model_folder.check_model(Path(arguments.model))
-    options = trial_inputs.data_options(trials, arguments.data)
+    options = next((trial.reading for trial in trials if trial.data == arguments.data), DEFAULT_DATA_OPTIONS)
     data, _ = readers.read_data(Path(arguments.data), options)
     if options.needs_own_template:
         model_folder.check_template(Path(arguments.model))

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field
+from itertools import accumulate, count
 
 from bench.data.inputs import Conversation
 from bench.records.training import LostToLength
@@ -34,18 +34,16 @@ TYPED_TOKEN_KEPT = "has the control token {} in its text: kept as a control toke
 DROPPED_KINDS = (NO_TARGET, TOO_LONG_DROPPED, FIRST_ANSWER_TOO_LONG)
 
 
-@dataclass(kw_only=True)
 class DataFindings:
-    """Findings about conversations: the count and the first `MAX_LOCATIONS` locations of each kind."""
+    """Findings about conversations: the count and the first `MAX_LOCATIONS` locations of each kind.
 
-    counts: Counter[str] = field(default_factory=Counter)
-    locations: dict[str, list[str]] = field(default_factory=dict)
+    `long_lengths` are those of the texts longer than max_seq_len, of which `cut_tokens` in `cut_texts` are trained on.
+    """
 
-    # Lengths of the texts that are longer than max_seq_len, and how many of their tokens are trained on after a cut.
-    long_lengths: "array[int]" = field(default_factory=lambda: array("I"))
-    cut_texts: int = 0
-    cut_tokens: int = 0
-    _latest: dict[str, str] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.counts, self.locations = Counter[str](), dict[str, list[str]]()
+        self.long_lengths, self.cut_texts, self.cut_tokens = array("I"), 0, 0
+        self._latest: dict[str, str] = {}
 
     def is_latest(self, kind: str, conversation: Conversation) -> bool:
         """Return whether this conversation was the last one that was counted for the kind."""
@@ -74,18 +72,14 @@ class DataFindings:
             return None
         all_rows = examples - self.cut_texts + len(lengths)
         all_tokens = tokens - self.cut_tokens + sum(lengths)
-        lost_tokens = 0
-        for rows, length in enumerate(lengths, start=1):
-            lost_tokens += length
-            if rows > MAX_LOST_SHARE * all_rows or lost_tokens > MAX_LOST_SHARE * all_tokens:
-                break
-        else:
-            length = 0
+        lost = zip(count(1), accumulate(lengths), lengths, strict=False)  # rows, tokens, and the last row's length
+        most_rows, most_tokens = MAX_LOST_SHARE * all_rows, MAX_LOST_SHARE * all_tokens
+        enough = next((length for rows, tokens, length in lost if rows > most_rows or tokens > most_tokens), None)
         return LostToLength(
             rows=len(lengths),
             all_rows=all_rows,
             tokens=sum(lengths) - self.cut_tokens,
             all_tokens=all_tokens,
-            enough=length or None,
+            enough=enough,
             lines=self.counts[TOO_LONG_DROPPED] + self.counts[FIRST_ANSWER_TOO_LONG],
         )

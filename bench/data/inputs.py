@@ -110,9 +110,4 @@ class Conversation:
         return f"{self.file}: {self.line}"
 
 
-def system_messages(text: str | None) -> list[dict[str, Any]]:
-    """Return the messages that a conversation with this system prompt begins with."""
-    return [] if text is None else [{"role": "system", "content": text}]
-
-
 Inputs: TypeAlias = tuple[ModelFacts, DataFacts, list[Conversation]]

@@ -10,7 +10,7 @@ import hashlib
 import heapq
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from bench.data import file_types
@@ -24,7 +24,7 @@ MAX_LISTED = 20
 MAX_SAMPLES = 50_000
 MAX_REASON_CHARS = 240
 MAX_NUMBERS = 5  # lines that are listed for a reason
-NUMBERED_PLACE = re.compile(r"(.*?\b(?:line|row) )(\d+)")
+NUMBERED_PLACE = re.compile(r"^(.*?\b(?:line|row) )(\d+)")
 
 
 class BadLines:
@@ -55,15 +55,13 @@ def _join_equal(reasons: Iterable[str]) -> list[str]:
     """Return each reason once, with the numbers of the first lines or rows that it applies to."""
     numbers: dict[tuple[str, str], list[str]] = {}
     for reason in reasons:
-        match = NUMBERED_PLACE.match(reason)
-        before, number, after = ("", "", reason) if match is None else (match[1], match[2], reason[match.end() :])
+        _, before, number, after = NUMBERED_PLACE.split(reason, maxsplit=1)
         numbers.setdefault((before, after), []).append(number)
-    return [f"{before}{_first(lines)}{after}"[:MAX_REASON_CHARS] for (before, after), lines in numbers.items()]
-
-
-def _first(numbers: Sequence[str]) -> str:
-    more = len(numbers) - MAX_NUMBERS
-    return ", ".join(numbers[:MAX_NUMBERS]) + (f" and {more} more" if more > 0 else "")
+    listed = []
+    for (before, after), lines in numbers.items():
+        more = f" and {len(lines) - MAX_NUMBERS} more" if len(lines) > MAX_NUMBERS else ""
+        listed.append(f"{before}{', '.join(lines[:MAX_NUMBERS])}{more}{after}"[:MAX_REASON_CHARS])
+    return listed
 
 
 class DataFile:

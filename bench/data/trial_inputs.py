@@ -16,7 +16,7 @@ from bench.data.inputs import Conversation, DataFacts, InputError, Inputs, Model
 from bench.data.model_folder import check_model, check_template, read_config
 from bench.data.readers import read_data
 from bench.records import Trial
-from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions
+from bench.records.training import DataOptions
 from bench.records.trial import FAST_ONLY_FIELDS
 
 FEATURES = frozenset(
@@ -51,11 +51,6 @@ def check_trials(trials: Iterable[Trial]) -> None:
                 check_trial(trial, load_model, load_data)
         except InputError as error:
             raise InputError(f"trial {trial.trial_id}: {error}") from error
-
-
-def data_options(trials: Iterable[Trial], data: str) -> DataOptions:
-    """Return the options of the first trial with this data file; the defaults without one."""
-    return next((trial.reading for trial in trials if trial.data == data), DEFAULT_DATA_OPTIONS)
 
 
 def check_trial(
