@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = ReasonCode.NOT_WRITTEN
         if arguments.handler in (_inspect, _forecast, _adapter, _preflight):  # their output is JSON
             _print_json(failure_to_json(error, code))
-        return code.exit_code
+        return ExitCode.NOT_WRITTEN if code is ReasonCode.NOT_WRITTEN else code.exit_code
     except BrokenPipeError:
         return ExitCode.BROKEN_PIPE
     except OSError as error:  # demo or selfcheck cannot write to a folder; `run` handles its own errors

@@ -6,13 +6,12 @@ workload measures, by `measure(record, inputs, stops)`.
 """
 
 import contextlib
-import errno
 import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
 
-from bench.data.inputs import InputError, InputRejected, Inputs
+from bench.data.inputs import InputError, Inputs
 from bench.data.trial_inputs import check_trial
 from bench.harness import termination
 from bench.harness.record import Clock, Log, ProgressFile, Record, Request
@@ -33,7 +32,10 @@ PROBE_BYTES = 256 * 1024
 
 
 def run(trial: Trial, request: Request) -> int:
-    """Run a trial and return the exit code (see `bench.records.status`). Errors of the trial are not raised."""
+    """Run a trial and return the exit code (see `bench.records.status`). Errors of the trial are not raised.
+
+    Raises InputError and TrialError before the first step, also for a folder that cannot be written.
+    """
     stops, clock = StopSignals(), Clock()
     stops.install()
     record: Record | None = None
@@ -49,11 +51,7 @@ def run(trial: Trial, request: Request) -> int:
                 return load(trial.workload).follow(request, trial, nodes, stops)  # type: ignore[no-any-return]
         check_not_finished(request.out)
         is_new_folder = not request.out.exists()
-        try:
-            prepare_folder(request.out)
-        except OSError as error:  # a full disk is the worker's fault: another one may run the trial
-            print(f"{request.out}: results cannot be written: {error.strerror}; free some space there", file=sys.stderr)
-            return ExitCode.NOT_WRITTEN
+        prepare_folder(request.out)
         # Reading the data takes minutes; without progress the operator's display would stay silent.
         reading = Progress(phase="check", step=0, steps=0, elapsed_sec=round(clock.elapsed(), 3))
         ProgressFile(request.out, Log(clock.elapsed))(reading)
@@ -70,12 +68,11 @@ def run(trial: Trial, request: Request) -> int:
             outcome = _execute(record, inputs, stops)
         if record.gpu_fault is not None and outcome.reason_code is not ReasonCode.GPU_FAULT:
             outcome = record.gpu_fault
-    except (TrialError, InputError) as error:
-        print(error, file=sys.stderr, flush=True)
+    except (TrialError, InputError):
         if nodes is not None and nodes.rank == 0:
             stops.close()
             dismiss_nodes(nodes, trial.world_size)
-        return ExitCode.REFUSED if isinstance(error, InputRejected) else ExitCode.BAD_INPUT
+        raise
     except Stopped as stopped:
         if record is None:
             print(f"{trial.name}: {stopped} {where}", file=sys.stderr)
@@ -115,7 +112,7 @@ def check_not_finished(out: Path) -> None:
 
 
 def prepare_folder(out: Path) -> None:
-    """Create the folder and check that a result can be written. Raises InputError, and OSError on a full disk."""
+    """Create the folder and check that a result can be written. Raises InputError."""
     probe = out / f".{RESULT_FILE}.probe"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -124,9 +121,8 @@ def prepare_folder(out: Path) -> None:
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise InputError(f"{out}: results cannot be written: {error.strerror}", remedy="name another --out") from error
+        remedy = "free some space there, or name another --out"
+        raise InputError(f"{out}: results cannot be written: {error.strerror}", remedy=remedy) from error
 
 
 def _remove_progress(out: Path, is_new_folder: bool) -> None:

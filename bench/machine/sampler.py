@@ -163,28 +163,21 @@ class HealthReporter:
 
     def __init__(self, gpus: Sequence[nvml.Gpu]) -> None:
         self._monitor = HealthMonitor(gpus) if gpus else None
-        self._read_at = float("-inf")
+        self._next_at = float("-inf")
 
-    def update(self) -> None:
-        """Read the GPUs if it is time."""
-        if time.monotonic() - self._read_at >= HEALTH_INTERVAL_SEC:
-            self._read()
-
-    def close(self) -> None:
-        """Read the GPUs for the last time."""
-        if self._monitor is not None:
-            time.sleep(LAST_EVENT_SEC)
-            self._read()
-
-    def _read(self) -> None:
-        self._read_at = time.monotonic()
-        if self._monitor is None or (fault := self._monitor.read()) is None:
+    def update(self, *, is_last: bool = False) -> None:
+        """Read the GPUs if it is time or the last time, and report a fault."""
+        if self._monitor is None or (time.monotonic() < self._next_at and not is_last):
             return
-        self._monitor = None
-        try:
-            print(fault, flush=True)
-        except OSError:  # the trial was killed; the exit would flush the broken pipe again
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if is_last:
+            time.sleep(LAST_EVENT_SEC)
+        self._next_at = time.monotonic() + HEALTH_INTERVAL_SEC
+        if (fault := self._monitor.read()) is not None:
+            self._monitor = None
+            try:
+                print(fault, flush=True)
+            except OSError:  # the trial was killed; the exit would flush the broken pipe again
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def sample_until_closed(sampler: Sampler, file: TextIO, health: HealthReporter, phases: int) -> None:
@@ -234,7 +227,7 @@ def main() -> int:
             sampler = Sampler(root=arguments.root, gpus=gpus, started=arguments.started)
             health = HealthReporter(gpus)
             sample_until_closed(sampler, file, health, sys.stdin.fileno())
-            health.close()
+            health.update(is_last=True)
     except OSError as error:
         print(f"{arguments.out}: {error.strerror}", file=sys.stderr)
         return 1

@@ -41,7 +41,7 @@ def test_a_member_that_is_stopped_does_not_say_that_it_had_not_begun(
 @pytest.mark.usefixtures("restored_signals")
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(errno.ENOSPC, ExitCode.NOT_WRITTEN), (errno.EDQUOT, ExitCode.NOT_WRITTEN), (errno.EACCES, ExitCode.BAD_INPUT)],
+    [(errno.ENOSPC, ExitCode.NOT_WRITTEN), (errno.EACCES, ExitCode.BAD_INPUT)],
 )
 def test_a_full_disk_is_the_workers_fault_and_a_closed_folder_the_callers(
     number: int, code: ExitCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -50,8 +50,8 @@ def test_a_full_disk_is_the_workers_fault_and_a_closed_folder_the_callers(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(Path, "write_bytes", write)
-    trial = suite("quick", "tiny", "model", "data")[0]
-    assert run.run(trial, Request(out=tmp_path / "out")) == code
+    flags = ("--suite", "quick", "--trial-name", "baseline", "--profile", "tiny", "--model", "m", "--data", "d")
+    assert cli.main(["run", *flags, "--out", str(tmp_path / "out")]) == code
 
 
 @pytest.mark.usefixtures("restored_signals")
@@ -64,7 +64,8 @@ def test_progress_is_written_before_the_data_are_read(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(run, "_check", check)
     trial = suite("quick", "tiny", "model", "data")[0]
-    assert run.run(trial, Request(out=out)) == 2
+    with pytest.raises(InputError):
+        run.run(trial, Request(out=out))
     assert phases == ["check"]
 
 
