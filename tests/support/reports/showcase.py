@@ -1,18 +1,14 @@
 """Synthetic run with every workload on two A10 nodes, to inspect figures.
 
-The structure of every record (names, contexts, phases) is that of `bench`. The numbers follow docs/measurements.md (one
-H200), slowed down, with seeded noise; do not quote them.
+The structure of every record (names, contexts, phases) is that of `bench`. The step times follow docs/measurements.md
+(one H200), slowed down; do not quote them.
 """
 
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bench.records import Trial, suite
-from bench.records.result import Measurement, TrialResult
+from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
 from tests.support.reports import synthetic
@@ -48,29 +44,19 @@ def write(folder: Path, run_id: str = RUN_ID) -> RunRecord:
     fields = {"run_id": run_id, "created_at": "2026-11-20T18:15:00+00:00", "suite": "all", "profile": "gpu"}
     trials = suite("all", "gpu", MODEL, "/data/chats.jsonl")
     record = synthetic.record(trials, workers=names, fleet_kind="kubernetes", **fields)
-    free_at = dict.fromkeys(names, 0.0)  # seconds after the run's start; a worker runs one trial at a time
-    results = []
-    for number, plan in enumerate(record.planned):
-        worker = plan.worker
-        result = _result(plan, worker, seed=number, run_id=run_id)
-        started, wall = free_at[worker], sum(result.phases.values()) + 1.5
-        free_at[worker] = started + wall + 2.0
-        start = datetime(2026, 11, 20, 18, 16, tzinfo=UTC) + timedelta(seconds=started)
-        results.append(replace(result, started_at=start.isoformat(), wall_time_sec=wall))
+    results = [_result(plan, seed=number, run_id=run_id) for number, plan in enumerate(record.planned)]
     return synthetic.write_results(folder, record, results)
 
 
-def _result(plan: PlannedTrial, worker: str, *, seed: int, run_id: str) -> TrialResult:
-    """Make one trial's record without its times."""
-    trial = plan.trial
+def _result(plan: PlannedTrial, *, seed: int, run_id: str) -> TrialResult:
+    trial, worker = plan.trial, plan.worker or ""
     common: dict[str, Any] = {"run_id": run_id, "worker": worker, "fingerprint": fingerprint(trial, worker, seed)}
     if trial.name in OUT_OF_MEMORY:
-        reason = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.06 GiB"
-        failed = {"status": TrialStatus.OUT_OF_MEMORY, "reason": reason, "log_tail": [reason]}
+        failed = {"status": TrialStatus.OUT_OF_MEMORY, "reason": "CUDA out of memory", "log_tail": ["no room"]}
         return synthetic.result(plan, phases={}, **failed, **common)
-    measurements = _vary([*synthetic.measurements_of(trial), *synthetic.telemetry()], seed)
+    measurements = [*synthetic.measurements_of(trial), *synthetic.telemetry()]
     if trial.name not in TRAINING:
-        return synthetic.result(plan, phases={"load": 6.1, "measure": 30.0}, measurements=measurements, **common)
+        return synthetic.result(plan, measurements=measurements, **common)
     seconds, peak, useful = TRAINING[trial.name]
     seconds *= SLOWDOWN
     if trial.kind == "training":
@@ -82,26 +68,9 @@ def _result(plan: PlannedTrial, worker: str, *, seed: int, run_id: str) -> Trial
         seed=seed,
         steps_like={"jitter": 0.004, "slow": 1.02, "useful": useful},
         peak_vram_bytes=int(peak),
-        phases={"load": 6.1, "data": 0.4, "warmup": seconds * 7, "measure": seconds * 31},
         measurements=measurements,
         **common,
     )
-
-
-def _vary(measurements: list[Measurement], seed: int) -> list[Measurement]:
-    """Vary times and rates by half a percent, as another process would, and slow them down."""
-    random, varied = np.random.default_rng(seed + 1000), []
-    for measurement in measurements:
-        is_rate = measurement.name.endswith(("_per_sec", "_tflops"))
-        factor = float(np.exp(random.normal(0.0, 0.005))) / SLOWDOWN if is_rate else 1.0
-        if measurement.name.endswith("_sec") and not is_rate:
-            factor = float(np.exp(random.normal(0.0, 0.005))) * SLOWDOWN
-        spread = measurement.interval
-        if spread is not None and measurement.value is not None:
-            ends = {name: getattr(spread, name) * factor for name in ("median", "low", "high")}
-            measurement = replace(measurement, value=measurement.value * factor, interval=replace(spread, **ends))
-        varied.append(measurement)
-    return varied
 
 
 def fingerprint(trial: Trial, worker: str, seed: int) -> dict[str, Any]:

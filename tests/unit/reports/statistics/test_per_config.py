@@ -8,7 +8,6 @@ import pytest
 
 from reports.statistics import per_config
 from reports.statistics.per_config import measure, ratio
-from reports.statistics.per_process import describe
 from tests.support.reports.scenarios import Scenario, steps
 from tests.support.thorough import examples
 
@@ -36,7 +35,8 @@ def simulated(world, random, *, workers, repeats=1, base=0.2):
 
 
 def test_golden_numbers_of_two_workers():
-    measured = measure([steps("a", (0.1, 0.2, 0.3)), steps("b", (0.2, 0.4, 0.6))])
+    amounts = {"samples": [3, 4, 5], "tokens": [50, 100, 150], "useful": [0, 50, 100]}
+    measured = measure([steps("a", (0.1, 0.2, 0.3), **amounts), steps("b", (0.2, 0.4, 0.6))])
     assert measured.step_time_sec.value == pytest.approx(math.sqrt(0.2 * 0.4))  # the geometric mean of both medians
     assert measured.steady_samples_per_sec.value == pytest.approx(4 / math.sqrt(0.08))
     assert measured.steady_tokens_per_sec.value == pytest.approx(100 / math.sqrt(0.08))
@@ -85,13 +85,6 @@ def test_two_processes_that_agree_by_chance_are_not_exact():
     assert measured.step_time_sec.high / measured.step_time_sec.low > 1.01
 
 
-def test_rates_use_the_mean_amount_per_step():
-    measured = measure([steps(times=(0.5, 0.5), samples=[2, 4], tokens=[100, 300], useful=[50, 150])])
-    assert measured.steady_samples_per_sec.value == pytest.approx(6.0)
-    assert measured.steady_tokens_per_sec.value == pytest.approx(400.0)
-    assert measured.steady_useful_tokens_per_sec.value == pytest.approx(200.0)
-
-
 def sides_with_stragglers(every):
     """Measure two configurations on four workers: the first has a median 4 % faster, and slow steps now and then."""
     random = np.random.default_rng(5)
@@ -113,29 +106,6 @@ def test_a_faster_median_with_slow_steps_that_take_it_back_cannot_be_told():
     assert compared.steady.low > 1.0 > compared.value
     assert compared.verdict is None
     assert ratio(*sides_with_stragglers(0), "useful_tokens").verdict == "faster"
-
-
-def test_a_drift_is_taken_off_before_the_interval():
-    # Three configurations on two workers, 1 % apart, while the machines become 9 % slower; all else is 0.01 % of noise.
-    random, described = np.random.default_rng(3), {"a": [], "b": [], "c": []}
-    for worker, order in (("w0", "abc"), ("w1", "bca")):
-        for turn, label in enumerate(order):
-            level = {"a": 0.0, "b": 0.01, "c": 0.02}[label] + 0.03 * turn + random.normal(0.0, 1e-4)
-            drawn = steps(worker, 0.2 * np.exp(level + random.normal(0.0, 1e-4, 20)))
-            described[label].append(replace(drawn, at_sec=1e6 * (worker == "w1") + 60.0 * turn))
-    four = {label: describe(group) for label, group in described.items()}
-    assert per_config.fit_slope(four) is None  # two degrees of freedom
-    for turn, label in enumerate("cab"):
-        level = {"a": 0.0, "b": 0.01, "c": 0.02}[label] + 0.03 * turn
-        four[label] += describe(
-            [replace(steps("w2", 0.2 * np.exp(level + random.normal(0.0, 1e-4, 20))), at_sec=60.0 * turn)]
-        )
-    slope = per_config.fit_slope(four)
-    assert slope.change == pytest.approx(0.06, abs=2e-3)
-    assert slope.low < 0.06 < slope.high
-    rates = per_config.combine_all(four)
-    compared = ratio(rates["b"], rates["a"], "samples", comparisons=2)
-    assert (compared.value, compared.verdict) == (pytest.approx(math.exp(-0.01), rel=1e-3), "slower")
 
 
 def test_a_single_process_is_taken_to_be_as_noisy_as_the_other_sides():
