@@ -55,17 +55,6 @@ def test_golden_numbers_reach_every_file(exact):
     assert (float(line["samples_ratio"]), line["samples_ratio_verdict"]) == (pytest.approx(4.0), "faster")
 
 
-def test_the_tiny_profile_says_so_in_every_file(exact):
-    note = PROFILE_NOTES["tiny"]
-    for name in ("report.md", "summary.csv", "summary.json"):
-        assert note in read_report_file(exact, name), name
-    assert page_text(exact).index(note) < page_text(exact).index("Configuration")
-    for path in exact.files:
-        if path.suffix == ".svg":
-            text = " ".join(re.sub(r"<[^>]+>\s*", " ", path.read_text()).split())
-            assert note in text, path.name
-
-
 def test_a_good_run_exits_0_and_its_page_says_what_ran_and_that_nothing_failed_or_contended(exact):
     assert (exact.values.exit_code, exact.values.counts, exact.values.warnings) == (0, {TrialStatus.SUCCEEDED: 8}, ())
     text = page_text(exact)
@@ -79,6 +68,10 @@ def test_a_good_run_exits_0_and_its_page_says_what_ran_and_that_nothing_failed_o
         assert fact in text
     assert "US$" not in text
     assert json.loads(read_report_file(exact, "summary.json"))["prices"] == []
+    note = PROFILE_NOTES["tiny"]
+    files = [path for path in exact.files if path.suffix in (".svg", ".md") or path.stem == "summary"]
+    assert not [path for path in files if note not in " ".join(re.sub(r"<[^>]+>\s*", " ", path.read_text()).split())]
+    assert text.index(note) < text.index("Configuration")
 
 
 def test_figures_are_files_and_in_the_page_which_is_written_last(exact):
@@ -148,7 +141,12 @@ def test_a_hostile_name_is_text_everywhere(folder):
     synthetic.write_run(folder, run)
     synthetic.rewrite(folder, run.planned[-1], status=TrialStatus.FAILED, reason=HOSTILE, log_tail=[HOSTILE])
     device = "\x1b]0;\0\u202e"
-    synthetic.rewrite(folder, run.planned[0], fingerprint=synthetic.fingerprint(gpu_name=device))
+    contexts = [
+        synthetic.measurement(HOSTILE, 1.0, note=HOSTILE, **{HOSTILE: HOSTILE, "deep": {"a": [HOSTILE]}, "b": None}),
+        synthetic.measurement("x_sec", None, note=HOSTILE, **{HOSTILE: "@sum", "deep": [1], "b": True}),
+    ]
+    odd = {"fingerprint": synthetic.fingerprint(gpu_name=device), "measurements": contexts, "flags": [HOSTILE]}
+    synthetic.rewrite(folder, run.planned[0], **odd)
     (folder / "trials" / "<img src=x>").mkdir()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # characters without glyphs in the figures' font must not fail
@@ -159,6 +157,7 @@ def test_a_hostile_name_is_text_everywhere(folder):
     texts = {path.name: path.read_text() for path in report.files if path.suffix in (".csv", ".html", ".md", ".svg")}
     assert not [name for name, content in texts.items() if escape_text(content) != content]
     assert any(cell.startswith("'=cmd") for cell in check_hostile_is_text(report, "summary.csv"))
+    assert "'@sum" in check_hostile_is_text(report, "measurements.csv")
     names = [each["configuration"] for each in json.loads(read_report_file(report, "summary.json"))["configurations"]]
     assert any(name.startswith(HOSTILE[:78]) for name in names)
 

@@ -13,9 +13,9 @@ from reports.document import MAX_ROWS, Cell, Table
 from reports.output.write_report import build
 from reports.read import measurements
 from reports.read.run_folder import load
-from reports.summary import sentences, tables
+from reports.summary import tables
 from tests.support.reports import synthetic
-from tests.support.reports.fixtures import HOSTILE, check_hostile_is_text, page_text, read_report_file
+from tests.support.reports.fixtures import page_text, read_report_file
 
 
 def run_of(folder: Path, *trials, workers: int = 1):
@@ -38,8 +38,8 @@ def rejection_reason(run) -> str:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        *((kind, " no measurement") for kind in ("hardware", "loading", "inference")),
-        *((kind, " no measured step") for kind in ("training", "distributed")),
+        ("hardware", " no measurement"),
+        ("distributed", " no measured step"),
     ],
 )
 def test_a_trial_succeeds_only_with_what_its_kind_measures(folder, kind, reason):
@@ -57,8 +57,6 @@ INVERTED = Interval(median=2.0, low=3.0, high=1.0, n=5)
     ("name", "value", "interval", "reason"),
     [
         ("matmul_tflops", -1.0, None, "measurement 1, 'matmul_tflops', is -1.0"),
-        ("decode_tokens_per_sec", -0.5, None, "measurement 1, 'decode_tokens_per_sec', is -0.5"),
-        ("read_sec", -2.0, None, "measurement 1, 'read_sec', is -2.0"),
         (" ", 1.0, None, "measurement 1 has no name"),
         ("copy_gb_per_sec", 2.0, INVERTED, "measurement 1, 'copy_gb_per_sec', has the interval 3 to 1 over 5 values"),
     ],
@@ -131,31 +129,20 @@ def test_more_rows_than_a_page_holds_are_counted_and_all_in_the_csv(folder):
     assert len(read_report_file(made, "measurements.csv").splitlines()) == 1 + MAX_ROWS + 7
 
 
-def test_a_run_of_only_hardware_trials_has_a_report_of_its_measurements(folder):
-    run_of(folder, synthetic.other_kinds()[0])
-    made = build(folder)
-    assert (made.values.exit_code, made.values.rows, made.values.others[0].succeeded) == (0, (), 1)
-    assert re.match(r"Measured hardware on 1 worker .*CPU, profile tiny", sentences.recommendation(made.values))
-    page = page_text(made)
-    assert "1 of 1 succeeded" in page
-    assert "35 % of the chip's peak" in page
-    assert "none the chip has no fp8" in page
-    assert [path.stem for path in made.files if path.suffix == ".png"] == ["03_hardware_performance"]
-    assert "## Hardware measurements" in read_report_file(made, "report.md")
-
-
 @pytest.mark.usefixtures("without_figures")
 def test_other_kinds_are_in_no_training_table_and_are_reported_if_training_failed(folder):
     run = run_of(folder, *synthetic.quick(), *synthetic.other_kinds())
-    made = build(folder)
-    assert [row.label for row in made.values.rows] == ["baseline", "optimized"]
-    assert [other.kind for other in made.values.others] == ["hardware", "loading", "inference", "distributed"]
-    assert json.loads(read_report_file(made, "summary.json"))["counts"]["SUCCEEDED"] == len(run.planned)
+    made = build(folder).values
+    assert [row.label for row in made.rows] == ["baseline", "optimized"]
+    assert [other.kind for other in made.others] == ["hardware", "loading", "inference", "distributed"]
+    assert made.counts[TrialStatus.SUCCEEDED] == len(run.planned)
     for plan in run.planned[:2]:
         synthetic.rewrite(folder, plan, status=TrialStatus.FAILED, reason="no luck")
-    failed = build(folder).values
-    assert re.match(r"No training trial succeeded \(2 FAILED\).* Measured hardware", sentences.recommendation(failed))
-    assert failed.exit_code == 1
+    failed = build(folder)
+    assert re.match(r"No training trial succeeded \(2 FAILED\).* Measured hardware", failed.document.headline)
+    assert failed.values.exit_code == 1
+    assert "none the chip has no fp8" in page_text(failed)
+    assert "## Hardware measurements" in read_report_file(failed, "report.md")
 
 
 def test_telemetry_of_every_kind_is_in_one_table(folder):
@@ -167,14 +154,3 @@ def test_telemetry_of_every_kind_is_in_one_table(folder):
     assert table.caption == "All rows: window measure."
     assert [row[0] for row in texts(table)] == ["baseline", "load-nf4"]
     assert [column.unit for column in table.columns[1:]] == ["%", "GB", "W", "MHz", "°C"]
-
-
-def test_hostile_contexts_names_and_notes_are_text_everywhere(folder):
-    values = [
-        synthetic.measurement(HOSTILE, 1.0, note=HOSTILE, **{HOSTILE: HOSTILE, "deep": {"a": [HOSTILE]}, "b": None}),
-        synthetic.measurement("x_sec", None, note=HOSTILE, **{HOSTILE: "@sum", "deep": [1], "b": True}),
-    ]
-    load_measured(folder, *values, flags=[HOSTILE])
-    made = build(folder)
-    assert "<script" not in read_report_file(made, "index.html")
-    assert "'@sum" in check_hostile_is_text(made, "measurements.csv")

@@ -44,18 +44,9 @@ def html_of(folder: Path) -> str:
     return build_training(folder).index.read_text()
 
 
-def test_the_page_names_the_configuration_and_the_check_of_the_adapter(tmp_path: Path) -> None:
-    html = html_of(write_checked(tmp_path / "run", {f"e{number}": 2.0 for number in range(6)}))
-    rows = dict(re.findall(r'<th scope="row">([^<]+)</th>\s*<td[^>]*><span>([^<]+)</span>', html))
-    assert rows["base model"] == "m"
-    assert rows["recipe"] == "reference"
-    assert rows["precision of the base"] == "nf4"
-    assert rows["adapters"].startswith("rank 16, alpha 32, on q_proj")
-    assert rows["learning rate"].startswith("0.0002, cosine")
-    assert rows["check, as trained"] == "2.0000 (1.9000 to 2.1000)"
-
-
 def test_a_check_that_is_missing_or_damaged_is_named_with_its_command(tmp_path: Path) -> None:
+    whole = html_of(write_checked(tmp_path / "whole", {f"e{number}": 2.0 for number in range(6)}))
+    assert re.search(r"check, as trained</th>\s*<td[^>]*><span>2\.0000 \(1\.9000 to 2\.1000\)", whole)
     assert "inv adapter.check --run=run" in html_of(write_run(tmp_path / "run"))
     folder = write_checked(tmp_path / "bad", {"x": 1.0, "y": 2.0})
     hostile.rewrite_checksummed(

@@ -59,13 +59,6 @@ def test_a_planned_trial_without_a_folder_or_a_result_is_missing(folder, remove,
     assert len(run.results) == 7
 
 
-def test_a_run_with_no_trials_folder_misses_everything(folder):
-    folder.mkdir(parents=True)
-    synthetic.record().write(folder)
-    run = load(folder)
-    assert (len(run.missing), run.trials.empty, run.steps.empty) == (8, True, True)
-
-
 def with_steps(**changes):
     """Return a function that changes a result's steps: each of `changes` computes a list from them."""
     return lambda result: replace(

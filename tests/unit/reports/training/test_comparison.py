@@ -8,7 +8,7 @@ import pytest
 
 from bench.records.adapter import AdapterCheck
 from reports.read.loaded_run import ReportError
-from reports.training import comparison, training_facts
+from reports.training import comparison
 from tests.benchmarks import statistics_power
 from tests.support.reports import hostile
 from tests.support.reports.training_run import RECORD, write_checked, write_run
@@ -32,13 +32,6 @@ def test_a_difference_is_computed_per_example(moves: list[float], verdict: str, 
     assert compared.change == pytest.approx(sum(moves) / 6, abs=1e-12)
     assert compared.verdict == verdict
     assert ("until a held-out loss of 1.5000", "60 min, $4.00", "60 min, $4.00") in compared.lines
-
-
-def test_the_cost_to_reach_a_loss_is_that_of_the_first_measurement_below_it(tmp_path: Path) -> None:
-    run = training_facts.read(write_run(tmp_path))
-    assert comparison.spent_until(run, 1.5) == (3600.0, 4.0)
-    assert comparison.spent_until(run, 1.4) is None
-    assert comparison.spent_until(dataclasses.replace(run, price=None), 1.5) == (3600.0, None)
 
 
 @pytest.mark.parametrize(
