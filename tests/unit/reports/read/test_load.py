@@ -3,27 +3,21 @@
 import dataclasses
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from bench.records.paths import LEDGER_FILE, RESULT_FILE
-from bench.records.result import Steps, TrialResult
+from bench.records.result import TrialResult
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
 from reports.read import attempts, measurements
 from reports.read.loaded_run import ReportError
 from reports.read.run_folder import load
 from reports.read.worker_fingerprints import describe_hosts
-from tests.support.reports import synthetic
+from tests.support.reports import hostile, synthetic
 from tests.support.reports.synthetic import plan_of
 
 FIRST = "baseline.worker-1"
-
-
-def only_rejected(folder: Path) -> tuple[str, str]:
-    (rejected,) = load(folder).rejected
-    return rejected.file, rejected.reason
 
 
 def test_a_whole_run_is_one_row_per_trial_in_the_plans_order_and_one_per_step(folder):
@@ -42,81 +36,56 @@ def test_a_folder_without_run_json_is_an_error_that_names_the_expected_folder(tm
         load(tmp_path)
 
 
+def link(trial):
+    trial.rename(trial.parent.parent / "elsewhere")
+    trial.symlink_to(trial.parent.parent / "elsewhere")
+
+
 @pytest.mark.parametrize(
-    ("remove", "reason"),
+    ("damage", "rejected", "reason"),
     [
-        (shutil.rmtree, "collected"),
-        (lambda trial: (trial / RESULT_FILE).unlink(), "result.json"),
+        (shutil.rmtree, "", "collected"),
+        (lambda trial: (trial / RESULT_FILE).unlink(), "", "result.json"),
+        (link, f"trials/{FIRST}/result.json", "symbolic link"),
+        (
+            lambda trial: shutil.copy(trial.with_name("baseline.worker-2") / RESULT_FILE, trial / RESULT_FILE),
+            *(f"trials/{FIRST}/result.json", f"'baseline.worker-2', but is in the folder of '{FIRST}'"),
+        ),
+        (lambda trial: trial.rename(trial.with_name("stranger")), "trials/stranger/result.json", "'stranger'"),
+        (lambda trial: trial.with_name("leftover").mkdir(), "trials/leftover", "plan"),
     ],
 )
-def test_a_planned_trial_without_a_folder_or_a_result_is_missing(folder, remove, reason):
+def test_a_planned_trial_is_a_result_or_missing_and_every_other_file_rejected(folder, damage, rejected, reason):
     synthetic.write_run(folder)
-    remove(folder / "trials" / FIRST)
+    damage(folder / "trials" / FIRST)
     run = load(folder)
-    (missing,) = run.missing
-    assert (missing.trial_id, missing.configuration, missing.worker) == (FIRST, "baseline", "worker-1")
-    assert reason in missing.reason
-    assert len(run.results) == 7
-
-
-def with_steps(**changes):
-    """Return a function that changes a result's steps: each of `changes` computes a list from them."""
-    return lambda result: replace(
-        result, steps=replace(result.steps, **{name: of(result.steps) for name, of in changes.items()})
-    )
-
-
-def with_time(number, seconds):
-    return with_steps(step_time_sec=lambda s: [*s.step_time_sec[: number - 1], seconds, *s.step_time_sec[number:]])
+    assert [file.file for file in run.rejected] == ([rejected] if rejected else [])
+    is_missing = rejected != "trials/leftover"
+    assert [(each.trial_id, each.configuration, each.worker) for each in run.missing] == [
+        *([(FIRST, "baseline", "worker-1")] if is_missing else [])
+    ]
+    assert reason in (run.rejected or run.missing)[0].reason
+    assert len(run.results) == 8 - is_missing
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("key", "value", "reason"),
     [
-        (lambda result: replace(result, run_id="yesterday"), f"'yesterday', not to '{synthetic.RUN_ID}'"),
-        (lambda result: replace(result, worker="worker-4"), "'worker-4', but was planned for 'worker-1'"),
-        (
-            lambda result: replace(result, trial=replace(result.trial, lora_rank=64)),
-            "lora_rank is 64, planned 16",
-        ),
-        (with_time(7, 0.0), "steps: step_time_sec is 0.0"),
-        (with_steps(samples=lambda s: s.samples[:-1]), "differ in length: step_time_sec 15, loss 15, samples 14"),
-        (
-            with_steps(useful_tokens=lambda s: [token + 1 for token in s.tokens]),
-            "steps: step 1 counts 512 tokens, 513 of them useful",
-        ),
-        (
-            with_steps(useful_tokens=lambda s: [0] * len(s.tokens)),
-            "steps: no step has a useful token",
-        ),
-        (lambda result: replace(result, steps=Steps(), metrics=None), "no measured step"),
+        (("run_id",), "yesterday", f"'yesterday', not to '{synthetic.RUN_ID}'"),
+        (("worker",), "worker-4", "'worker-4', but was planned for 'worker-1'"),
+        (("trial", "lora_rank"), 64, "lora_rank is 64, planned 16"),
+        (("steps", "step_time_sec", 6), 0.0, "steps: step_time_sec is 0.0"),
+        (("steps", "samples"), [4], "differ in length: step_time_sec 15, loss 15, samples 1"),
+        (("steps", "useful_tokens", 0), 513, "steps: step 1 counts 512 tokens, 513 of them useful"),
+        (("steps", "useful_tokens"), [0] * 15, "steps: no step has a useful token"),
     ],
 )
-def test_a_record_that_must_not_be_averaged_in_is_rejected_although_its_checksum_is_valid(folder, change, reason):
-    run = synthetic.write_run(folder)
-    synthetic.write_result(folder, change(synthetic.result(plan_of(run, FIRST))))
-    assert reason in only_rejected(folder)[1]
-
-
-def test_a_result_in_another_trials_folder_is_rejected(folder):
+def test_a_record_that_must_not_be_averaged_in_is_rejected_although_its_checksum_is_valid(folder, key, value, reason):
     synthetic.write_run(folder)
-    shutil.copy(folder / "trials/baseline.worker-2/result.json", folder / "trials" / FIRST / "result.json")
-    file, reason = only_rejected(folder)
-    assert file == f"trials/{FIRST}/result.json"
-    assert "'baseline.worker-2'" in reason
-    assert f"'{FIRST}'" in reason
-
-
-@pytest.mark.parametrize("name", ["stranger", "leftover"])
-def test_a_trial_that_is_not_in_the_plan_is_rejected_even_without_a_result(folder, name):
-    run = synthetic.write_run(folder)
-    if name == "stranger":
-        synthetic.rewrite(folder, replace(plan_of(run, FIRST), trial_id=name))
-    else:
-        (folder / "trials" / name).mkdir()
-    file, reason = only_rejected(folder)
-    assert file.startswith(f"trials/{name}")
-    assert "plan" in reason
+    path = folder / "trials" / FIRST / RESULT_FILE
+    hostile.rewrite_checksummed(path, lambda document: hostile.set_value(document, key, value))
+    (rejected,) = load(folder).rejected
+    assert reason in rejected.reason
 
 
 @pytest.mark.parametrize(
@@ -237,15 +206,3 @@ LINES = [
 def test_a_damaged_ledger_is_named_and_read_as_far_as_possible(content, token, tmp_path):
     (tmp_path / LEDGER_FILE).write_bytes(content)
     assert token in attempts.ledger_fault(tmp_path, [("a", 1)])
-
-
-def test_a_trial_folder_that_is_a_link_is_rejected(tmp_path):
-    record = synthetic.write_run(tmp_path / "run")
-    folder = tmp_path / "run" / "trials" / record.planned[0].trial_id
-    folder.rename(tmp_path / "elsewhere")
-    folder.symlink_to(tmp_path / "elsewhere")
-    run = load(tmp_path / "run")
-    assert [(entry.file, "symbolic link" in entry.reason) for entry in run.rejected] == [
-        (f"trials/{folder.name}/result.json", True)
-    ]
-    assert [missing.trial_id for missing in run.missing] == [folder.name]

@@ -35,6 +35,10 @@ def test_the_projects_table_is_valid_and_has_the_a10():
         ("reference study, spot", 0.18),
     ]
     assert first.boot_volume.usd_per_hour == pytest.approx(50 * 0.0425 / 730)
+    traffic = first.other_prices[1].description
+    assert traffic.startswith(
+        "traffic out of North America, Europe and the UK 0.0085 USD per GB after 10,240 GB a month "
+    )
 
 
 def test_a_price_in_the_settings_comes_before_the_tables_and_the_preemptible_one_last(tmp_path):
@@ -94,11 +98,3 @@ def test_a_file_that_is_not_a_table_is_refused_in_one_line(tmp_path, case):
     assert case["expected"] in str(refused.value)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_storage_and_traffic_are_listed_with_their_prices():
-    descriptions = [other.description for other in select_prices(Pricing(), A10)[0].other_prices]
-    assert descriptions[0].startswith("file storage 0.3 USD per GB month (Oracle Cloud list price, part B89057, 20")
-    assert descriptions[1].startswith("traffic out of North America, Europe and the UK 0.0085 USD per GB ")
-    assert "10,240 GB" in descriptions[1]
-    assert len(descriptions) == 4

@@ -60,11 +60,8 @@ def test_a_throttled_worker_is_one_warning_with_its_slowness_and_the_reason_and_
 
 def test_flags_that_differ_in_their_numbers_are_one_warning(warnings_of):
     def flagged(result, number):
-        return (
-            replace(result, flags=[f"driver 550.54.15, {THROTTLED.format(number + 1)}"])
-            if result.worker in ("worker-1", "worker-2")
-            else result
-        )
+        flags = [f"driver 550.54.15, {THROTTLED.format(number + 1)}"]
+        return replace(result, flags=flags if result.worker in ("worker-1", "worker-2") else [])
 
     (warning,) = warnings_of(flagged)
     assert (len(warning.values["trials"]), warning.values["workers"]) == (12, ["worker-1", "worker-2"])
