@@ -26,12 +26,12 @@ def choose_cluster(clusters: Sequence[Json], name: str | None) -> Json:
     if len(matching) == 1:
         return matching[0]
     known = ", ".join(f"{cluster['name']} ({cluster['id']})" for cluster in matching or clusters)
-    if not matching:
-        remedy = f"existing ones: {known}" if known else "set tenancy.compartment to another compartment"
-        raise UsageError(f"no cluster{f' {name}' if name else ''} in this compartment", remedy=remedy)
+    remedy = (
+        "type: inv tenancy.kubeconfig --cluster OCID" if known else "set tenancy.compartment to another compartment"
+    )
+    named = f" named {name}" if name else ""
     raise UsageError(
-        f"{len(matching)} clusters{f' named {name}' if name else ''}: {known}",
-        remedy="type: inv tenancy.kubeconfig --cluster OCID",
+        f"{len(matching)} clusters{named} in this compartment; there are: {known or 'none'}", remedy=remedy
     )
 
 
@@ -41,14 +41,10 @@ def registry_host(region: str) -> str:
     return f"{key}.ocir.io" if key and len(key) == 3 else f"ocir.{region}.oci.oraclecloud.com"
 
 
-def gpu_pools(survey: Json) -> list[Json]:
-    """Return the node pools with GPUs of all clusters."""
-    return [pool for cluster in survey["clusters"] for pool in cluster["pools"] if ".GPU" in pool["shape"]]
-
-
 def derive_settings(survey: Json) -> dict[str, Json]:
     """Derive settings by section. A setting with several candidates is left out."""
-    repositories, pools, exports = survey["repositories"], gpu_pools(survey), survey["exports"]
+    repositories, exports = survey["repositories"], survey["exports"]
+    pools = [pool for cluster in survey["clusters"] for pool in cluster["pools"] if ".GPU" in pool["shape"]]
     is_default = DEFAULT_REPOSITORY in repositories or len(repositories) != 1
     repository = DEFAULT_REPOSITORY if is_default else repositories[0]
     settings: dict[str, Json] = {

@@ -45,7 +45,15 @@ def write_kubeconfig(
             f"cluster {name} has no {endpoint_type} endpoint",
             remedy=f"type: inv tenancy.kubeconfig --endpoint {'private' if endpoint_type == 'public' else 'public'}",
         )
-    fetched = _fetch_kubeconfig(api, target["id"], name, endpoint_type)
+    fetched = api.get_bytes(
+        f"reading the kubeconfig of {name}",
+        "use clusters",
+        api.client(ContainerEngineClient).create_kubeconfig,
+        target["id"],
+        create_cluster_kubeconfig_content_details=CreateClusterKubeconfigContentDetails(
+            token_version=_KUBECONFIG_VERSION, endpoint=f"{endpoint_type.upper()}_ENDPOINT"
+        ),
+    )
     document = build_kubeconfig(fetched, name, token_command(settings, api, target["id"]))
     content = yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode()
     is_new = _is_new(path, content, name)
@@ -93,23 +101,6 @@ def _target_path(settings: Settings, file: str | None) -> Path:
     return expand_user(first)
 
 
-def _fetch_kubeconfig(api: TenancyApi, cluster_id: str, name: str, endpoint_type: str) -> Any:
-    details = CreateClusterKubeconfigContentDetails(
-        token_version=_KUBECONFIG_VERSION, endpoint=f"{endpoint_type.upper()}_ENDPOINT"
-    )
-    content = api.get_bytes(
-        f"reading the kubeconfig of {name}",
-        "use clusters",
-        api.client(ContainerEngineClient).create_kubeconfig,
-        cluster_id,
-        create_cluster_kubeconfig_content_details=details,
-    )
-    try:
-        return yaml.safe_load(content)
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise UsageError(f"the service's kubeconfig for {name}: cannot be read as YAML") from error
-
-
 def token_command(settings: Settings, api: TenancyApi, cluster_id: str) -> tuple[str, ...]:
     """Return the credential plugin's command line, without secrets. -P avoids importing a tasks.py of the folder."""
     section = settings.tenancy
@@ -121,12 +112,12 @@ def token_command(settings: Settings, api: TenancyApi, cluster_id: str) -> tuple
     return (*program, "token", *arguments, "--config-file", str(file), "--profile", section.profile)
 
 
-def build_kubeconfig(fetched: Any, name: str, token_program: Sequence[str]) -> dict[str, Any]:
-    """Build a kubeconfig with only this cluster; all entries have its name. Raises UsageError."""
+def build_kubeconfig(fetched: bytes | str, name: str, token_program: Sequence[str]) -> dict[str, Any]:
+    """Build a kubeconfig with only the first cluster of YAML; all entries have its `name`. Raises UsageError."""
     try:
-        cluster = dict(fetched["clusters"][0]["cluster"])
+        cluster = dict(yaml.safe_load(fetched)["clusters"][0]["cluster"])
         server = str(cluster["server"])
-    except (LookupError, TypeError, ValueError) as error:
+    except (yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"the service's kubeconfig for {name} has no cluster") from error
     if not server.startswith("https://") or cluster.get("insecure-skip-tls-verify"):
         raise UsageError(f"the service's kubeconfig for {name} is not safe: {server[:80]}")

@@ -52,9 +52,8 @@ def kubeconfig(cluster: Cluster, keys: ApiKey, tmp_path: Path) -> Path:
     python = (sys.executable, "-P", "-m", "tasks.oci", "token")
     arguments = ("--cluster", ocid("cluster", "one"), "--host", HOST, "--region", "eu-frankfurt-1")
     command = (str(program), *python, *arguments, "--config-file", str(config), "--profile", "DEFAULT")
-    service = yaml.safe_load(cluster.kubeconfig_text())
     path = tmp_path / "kubeconfig"
-    path.write_text(yaml.safe_dump(build_kubeconfig(service, "one", command)))
+    path.write_text(yaml.safe_dump(build_kubeconfig(cluster.kubeconfig_text(), "one", command)))
     (tmp_path / "tasks.py").write_text("raise SystemExit('another project')")
     return path
 

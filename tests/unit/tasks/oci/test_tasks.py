@@ -163,7 +163,7 @@ def test_a_refused_request_or_malformed_object_is_a_line_and_the_rest_is_shown(
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ("clusters: [", "cannot be read as YAML"),
+        ("clusters: [", "kubeconfig for training has no cluster"),
         ("{}", "kubeconfig for training has no cluster"),
         (yaml.safe_dump(WITHOUT_TLS), "is not safe: http://x"),
     ],
