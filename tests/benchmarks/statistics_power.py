@@ -207,9 +207,7 @@ def coverages(runs: int = RUNS) -> Iterator[Figure]:
 def comparisons(runs: int = RUNS) -> Iterator[Figure]:
     for world in (replace(QUICK, workers=4), replace(FULL, workers=4)):
         name = f"compare, {world.suite}, {world.workers} workers"
-        yield figure(f"{name}: false alarm", alarms(world, runs), "5 %")
         yield figure(f"{name}, 0.5 % between runs: false alarm", alarms(replace(world, shift=0.005), runs), "5 %")
-        yield figure(f"{name}: one 3 % slower, found", finds_one(world, runs), "-")
         yield figure(f"{name}: all 3 % slower, found", finds_all(world, runs), "-")
 
 

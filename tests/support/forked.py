@@ -102,17 +102,17 @@ class ForkServer:
         """Start `python ARGUMENTS`; options as for subprocess.Popen."""
         return ForkedProcess(self.path, arguments, **options)
 
-    def start_inv(self, *arguments: str, cwd: Path, env: Mapping[str, str], **streams: Any) -> ForkedProcess:
-        """Start `inv ARGUMENTS` in `cwd` and in a new session, without waiting for it."""
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-        return self.start("-c", INV_CODE, *arguments, cwd=cwd, env=env, text=True, start_new_session=True, **pipes)
+    def start_inv(self, *arguments: str, **options: Any) -> ForkedProcess:
+        """Start `inv ARGUMENTS` in a new session, without waiting for it; `options` are `cwd`, `env` and others."""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return self.start("-c", INV_CODE, *arguments, **{"text": True, "start_new_session": True, **pipes, **options})
 
     def inv(
         self, *arguments: str, cwd: Path, env: Mapping[str, str], stdin: str = "", timeout_sec: float
     ) -> subprocess.CompletedProcess[str]:
         """Run `inv ARGUMENTS` in `cwd`. Kills it and raises TimeoutExpired after `timeout_sec`."""
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with self.start("-c", INV_CODE, *arguments, cwd=cwd, env=env, text=True, errors="replace", **pipes) as process:
+        options = {"stdin": subprocess.PIPE, "start_new_session": False, "errors": "replace"}
+        with self.start_inv(*arguments, cwd=cwd, env=env, **options) as process:
             try:
                 out, err = process.communicate(stdin, timeout=timeout_sec)
             finally:
@@ -128,7 +128,7 @@ class ForkedProcess(subprocess.Popen[str]):
         super().__init__((sys.executable, *arguments), **options)
 
     def _execute_child(self, *popen_arguments: Any) -> None:
-        options = _bind_popen_arguments(self, popen_arguments)
+        options = dict(zip(_NAMES, popen_arguments, strict=True))
         self._connection = socket.socket(socket.AF_UNIX)
         try:
             self._connection.connect(str(self._server))
@@ -166,13 +166,8 @@ class ForkedProcess(subprocess.Popen[str]):
         return self.returncode
 
 
-EXECUTE_CHILD_SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-
-
-def _bind_popen_arguments(process: subprocess.Popen[Any], arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the arguments of `Popen._execute_child` by name."""
-    return EXECUTE_CHILD_SIGNATURE.bind(process, *arguments).arguments
+_NAMES = tuple(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
 
 
 def _streams(options: Mapping[str, Any]) -> list[int]:
@@ -210,13 +205,9 @@ def install_forked_bench(project: Path, server: ForkServer) -> None:
 
 def install_forked_inv(folder: Path, server: ForkServer, *, before: str = "") -> Path:
     """Write a program `inv` that runs in the server, after the statements `before`, and return its path."""
-    return install_forked(folder / "inv", server, before + INV_CODE)
-
-
-def install_forked(path: Path, server: ForkServer, code: str) -> Path:
-    """Write a program that runs this Python code in the server, and return its path."""
+    path = folder / "inv"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!{sys.executable}\n{_forked_main(server, '-c', code)}")
+    path.write_text(f"#!{sys.executable}\n{_forked_main(server, '-c', before + INV_CODE)}")
     path.chmod(0o755)
     return path
 
@@ -307,7 +298,7 @@ class ForkingPopen(subprocess.Popen[bytes]):
     """Popen in a program of the server: forks ranks, and starts other programs normally."""
 
     def _execute_child(self, *popen_arguments: Any) -> None:
-        options = _bind_popen_arguments(self, popen_arguments)
+        options = dict(zip(_NAMES, popen_arguments, strict=True))
         is_sequence = isinstance(options["args"], list | tuple)
         argv = [argument for argument in options["args"] if argument != "-u"] if is_sequence else []
         if argv[:2] != [sys.executable, "-m"] or not argv[2].startswith(RANK_MODULES):
