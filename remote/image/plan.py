@@ -44,7 +44,14 @@ class ModelDamaged(EngineError):
 
 
 class InsufficientSpace(EngineError):
-    """Error raised if a folder has too little space or an unsuitable file system; the message has the remedy."""
+    """Error raised if a folder has too little space or an unsuitable file system; the message has the remedy.
+
+    `is_engine_disk`: on that disk the engine could free some.
+    """
+
+    def __init__(self, problem: str, *, remedy: str, is_engine_disk: bool = False) -> None:
+        super().__init__(problem, remedy=remedy)
+        self.is_engine_disk = is_engine_disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,19 +327,20 @@ def _space_needs(
     )
 
 
-def check_free_space(plan: BuildPlan) -> None:
+def check_free_space(needs: Sequence[SpaceNeed], data_root: str) -> None:
     """Check that each disk has enough free space for all its needs. Raises InsufficientSpace."""
     by_device: dict[int, list[SpaceNeed]] = {}
-    for need in plan.needs:
+    for need in needs:
         by_device.setdefault(need.folder.device, []).append(need)
     for device_needs in by_device.values():
         total, free = sum(need.need_bytes for need in device_needs), device_needs[0].folder.free_bytes
         if total > free:
             paths = tuple(dict.fromkeys(need.folder.path for need in device_needs))
-            remedy = ": `inv vm.prune`" if plan.data_root in paths else ", or set --tmpdir to another disk"
+            is_engine_disk = data_root in paths
             raise InsufficientSpace(
                 f"{' and '.join(paths)}: {format_gb(free)} free, this build needs {format_gb(total)}",
-                remedy=f"free some{remedy}",
+                remedy=f"free some{': `inv vm.prune`' if is_engine_disk else ', or set --tmpdir to another disk'}",
+                is_engine_disk=is_engine_disk,
             )
 
 

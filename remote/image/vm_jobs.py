@@ -31,6 +31,7 @@ from remote.jobs.job import HOST_AGENT, Agent, Job, JobSpec, JobState, JobStatus
 
 FOLDER_NAME = "qlora-fleet"
 _CLAIM_TIMEOUT_SEC = 60.0
+_QUERY_TIMEOUT_SEC = 15.0
 _SEND_SECRET_TIMEOUT_SEC = 90.0
 
 
@@ -209,7 +210,20 @@ def started_by(job: Job) -> str:
     return " ".join(job.agent.tail(job.folder, STARTED_BY_FILE, 200).split())
 
 
-def _to_facts(document: Mapping[str, Any], log: str) -> Mapping[str, Any]:
+def query_registry(agent: Agent, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Run `remote.agent.build_vm.__main__` on the VM, without a job, a slot or files.
+
+    The request may contain a secret, which goes over standard input. Raises JobFailed, and like `Agent`.
+    """
+    running_job(agent)  # installs our program
+    command = Command(argv=(*agent.host.python, *PYTHON_FLAGS, agent.path(f"{_VM_AGENT}.__main__"), "ask"))
+    completed = agent.host.run(command, stdin=json.dumps(request).encode(), timeout_sec=_QUERY_TIMEOUT_SEC)
+    output = check(agent.host, command, completed).stdout
+    label = "the output of the registry query"
+    return parse_json(agent.host, output, label, lambda answer: _to_facts({"ok": "kind" not in answer, **answer}))
+
+
+def _to_facts(document: Mapping[str, Any], log: str | None = None) -> Mapping[str, Any]:
     """Return what a program on the VM reported. Raises JobFailed if it is a failure."""
     if document["ok"] is not True:
         kind, problem = str(document["kind"]), str(document["message"])

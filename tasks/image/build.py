@@ -19,13 +19,14 @@ from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
 from remote.image.context import code_files
 from remote.image.engine import EngineImage
-from remote.image.plan import BuildPlan, ImageSpec
+from remote.image.plan import BuildPlan, ImageSpec, InsufficientSpace
 from remote.jobs import transfer
 from remote.jobs.job import Agent
 from reports import formatting
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command, refuse_several
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
+from tasks.clients.registry import parse_reference
 from tasks.clients.secrets import checked_index_url
 from tasks.errors import escape_controls
 from tasks.image import build_profiles, vm_work
@@ -52,7 +53,7 @@ def build_image(
             image, result = plan, "is up to date: nothing was sent, nothing was built"
         else:
             if dry_run:
-                buildplan.check_free_space(plan)
+                check_space(settings, host, plan)
                 return plan_result(render(plan), host=host.name, build=_document(plan))
             image, log = _build(settings, spec, host, plan, command)
             result = f"is built; log: {log}"
@@ -76,11 +77,23 @@ def plan_build(spec: ImageSpec, host: Host, *, force: bool = False) -> BuildPlan
     return buildplan.plan(spec, facts, root, disks, labels)
 
 
+def check_space(settings: Settings, host: Host, plan: BuildPlan) -> None:
+    """Raise InsufficientSpace, with the bytes that a prune frees, if the build does not fit."""
+    try:
+        buildplan.check_free_space(plan.needs, plan.data_root)
+    except InsufficientSpace as error:
+        if not error.is_engine_disk:
+            raise
+        with engine.connect(host, settings.image.client) as vm_engine:
+            frees = format_gb(vm_engine.usage(buildplan.BUILD_LABEL, registry_repository(settings)).prunable_bytes)
+        raise InsufficientSpace(f"{error.problem}; a prune frees {frees}", remedy=error.remedy) from error
+
+
 def _build(settings: Settings, spec: ImageSpec, host: Host, plan: BuildPlan, command: str) -> tuple[EngineImage, Path]:
     """Build the image, or follow the build that runs. Returns the image and the log's path."""
 
     def prepare(agent: Agent) -> None:
-        buildplan.check_free_space(plan)
+        check_space(settings, host, plan)
         print("\n".join(render(plan)), flush=True)
         _upload_code(agent, spec, plan)
 
@@ -104,6 +117,12 @@ def image_spec(settings: Settings, tmp_folder: str) -> ImageSpec:
         index_url=checked_index_url(settings),
         git_sha=_git_sha(settings.root),
     )
+
+
+def registry_repository(settings: Settings) -> str | None:
+    """Return HOST/PATH of registry.image; None if it is not set. Raises UsageError."""
+    image = settings.registry.image
+    return None if image is None else parse_reference("registry.image", image, settings.image.profile).repository
 
 
 def _document(plan: BuildPlan) -> dict[str, Any]:

@@ -12,19 +12,17 @@ from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command
 from tasks.cli.terminal import confirm
 from tasks.clients.build_vm import build_vm
-from tasks.clients.registry import parse_reference
 from tasks.errors import ConfirmationRequired, escape_controls
 from tasks.image import vm_work
+from tasks.image.build import registry_repository
 from tasks.settings.layers import load
 
 
 def prune_vm(context: Context, *, dry_run: bool, yes: bool) -> CommandResult | None:
     """Remove the engine's unused build cache, and images of earlier builds that have no name of their own."""
     settings, command = load(context), format_command("vm.prune", yes=yes)
-    name = settings.registry.image
-    repository = name and parse_reference("registry.image", name, settings.image.profile).repository
     with build_vm(settings, command) as host, engine.connect(host, settings.image.client) as vm_engine:
-        usage = vm_engine.usage(BUILD_LABEL, repository)
+        usage = vm_engine.usage(BUILD_LABEL, registry_repository(settings))
         image_bytes = sum(usage.old_images.values())
         lines = [
             f"{host.name}: frees {format_gb(usage.prunable_bytes, 2)}; the next build repeats its steps",

@@ -1,6 +1,16 @@
-"""Entry point of a job on the build VM, in its folder: `python .../remote/agent/build_vm/__main__.py job.json`."""
+"""Entry point on the build VM: a job, or one request to a registry without a job.
 
+    python .../remote/agent/build_vm/__main__.py job.json       in the job's folder
+    python .../remote/agent/build_vm/__main__.py ask < {"host": ..., "path": ..., "login": BASE64, "token_hosts": [...],
+                                                        "tag": ...}
+
+The login comes on standard input and stays in this process. The tag is resolved, and whether the login may push is
+checked without changes. The reply is one JSON line.
+"""
+
+import json
 import sys
+from typing import Any
 
 if __name__ == "__main__":
     folder = __file__.rsplit("/", 1)[0]
@@ -8,6 +18,22 @@ if __name__ == "__main__":
     sys.path = [folder.rsplit("/", 3)[0], *(path for path in sys.path if path != folder)]
 
 from remote.agent.build_vm import job
+from remote.agent.shared.errors import VmAgentError
+from remote.agent.shared.registry_api import Registry
+
+
+def handle_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Process a request, or return the failure as JSON."""
+    try:
+        registry = Registry(request["host"], request["path"], request["login"], request["token_hosts"])
+        tagged = registry.manifest(request["tag"])
+        registry.check_push_access()
+    except VmAgentError as failed:
+        return dict(failed.to_json())
+    return {"digest": None if tagged is None else tagged[0]}
+
 
 if __name__ == "__main__":
-    sys.exit(job.main())
+    if sys.argv[1:] != ["ask"]:
+        sys.exit(job.main())
+    print(json.dumps(handle_request(json.load(sys.stdin))))

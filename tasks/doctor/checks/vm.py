@@ -1,18 +1,19 @@
-"""Checks of the build VM: connection, engine, share, models, room for the image; and of the registry's names."""
+"""Checks of the build VM: connection, engine, share, models, room for the image; and from there, of the registry."""
 
 import time
 
 from bench.records.units import format_gb
 from remote.hosts.host_protocol import Host
-from remote.image import engine
+from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
 from remote.image.engine import EngineImage, FolderInfo
 from remote.image.plan import BuildPlan
-from tasks.clients import registry
+from remote.image.references import Reference
+from tasks.clients import registry, secrets
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
 from tasks.image import build_profiles
-from tasks.image.build import image_spec, plan_build
+from tasks.image.build import check_space, image_spec, plan_build
 
 CHECKS, REGISTRY_CHECKS = Checks("vm"), Checks("registry")
 
@@ -87,14 +88,50 @@ def _plan_next_build(context: CheckContext, host: Host) -> BuildPlan | EngineIma
     spec = image_spec(context.settings, context.tmpdir(host))
     plan = plan_build(spec, host)
     if isinstance(plan, BuildPlan):
-        buildplan.check_free_space(plan)
+        check_space(context.settings, host, plan)
     return plan
+
+
+NOT_PUSHED = Fault(
+    "the login works and may push, but {reference} does not exist yet", "`inv push` creates it", status=CheckStatus.WARN
+)
 
 
 @REGISTRY_CHECKS.register("name", "Are registry.image and registry.user valid names for that registry?")
 def name(context: CheckContext) -> CheckResult:
-    reference = context.settings.registry.image
-    if reference is None:
-        raise Skipped("registry.image is null: no image is pushed")
-    image = registry.parse_reference("registry.image", reference, context.settings.image.profile)
+    image = _configured_image(context)
     return passed(f"{image} as {registry.configured_user(context.settings, image.repository)}")
+
+
+@REGISTRY_CHECKS.register(
+    "login",
+    "Does the registry accept the login, and may it push there? (An upload is started and cancelled.)",
+    NOT_PUSHED,
+)
+def login(context: CheckContext) -> CheckResult:
+    image, section = _configured_image(context), context.settings.registry
+    if section.user is None:
+        raise Skipped("see registry name")
+    if section.password_file is None:
+        raise Skipped("registry.password_file is null: `inv push` asks for the password")
+    password = secrets.read_secret(context.settings, "registry.password_file", section.password_file)
+    context.machine.get_or_skip()
+    question = {
+        "host": image.host,
+        "path": image.path,
+        "tag": image.tag,
+        "login": secrets.encoded_login(section.user, password).reveal(),
+        "token_hosts": list(section.token_hosts),
+    }
+    with registry.registry_refusals(image):
+        answer = context.on_vm(lambda host: vm_jobs.query_registry(vm_jobs.create_agent(host), question))
+    if answer["digest"] is None:
+        return NOT_PUSHED.result(reference=image)
+    return passed(f"the login works and may push; {image} is {answer['digest'][:19]}")
+
+
+def _configured_image(context: CheckContext) -> Reference:
+    name = context.settings.registry.image
+    if name is None:
+        raise Skipped("registry.image is null: no image is pushed")
+    return registry.parse_reference("registry.image", name, context.settings.image.profile)

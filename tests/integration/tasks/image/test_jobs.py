@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,15 @@ from remote.hosts.command import Command, Secret
 from remote.hosts.host_protocol import HostUnreachable
 from remote.hosts.local import current_user
 from remote.image import vm_jobs
+from remote.image.engine import FolderInfo
+from remote.image.plan import InsufficientSpace, SpaceNeed
 from remote.image.vm_jobs import VmWork
 from remote.jobs.job import Agent, Job, JobSpec, JobState, JobStatus
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
 from tasks.image import build, vm_work
 from tasks.image.model import Fetch
 from tests.support.hosts.local_fleet import LocalFleet
+from tests.support.machines.fake_engine import fake_engine
 
 # A client of an engine that answers nothing, so that the job stays.
 REQUEST = {"docker": ["sh", "-c", "exec sleep 300"], "image": "i", "image_id": "sha256:i",
@@ -45,6 +49,17 @@ def running(agent: Agent, started: VmWork) -> Iterator[Job]:
         yield job
     finally:
         job.cancel()
+
+
+def test_no_room_names_what_a_prune_frees(local: LocalFleet) -> None:
+    cache = [{"Size": 5_000_000_000, "InUse": False}]
+    docker = fake_engine(local.folder, {"GET /system/df": {"LayersSize": 0, "Images": [], "BuildCache": cache}})
+    root = FolderInfo(path="/data", exists=True, is_folder=True, kind="ext4", device=1, free_bytes=10, writable=True)
+    need = SpaceNeed(folder=root, purpose="engine", need_bytes=20)
+    settings: Any = SimpleNamespace(image=SimpleNamespace(client=docker), registry=SimpleNamespace(image=None))
+    plan: Any = SimpleNamespace(needs=[need], data_root=root.path)
+    with pytest.raises(InsufficientSpace, match=r"^/data: .* a prune frees 5\.0 GB; free some: `inv vm\.prune`"):
+        build.check_space(settings, local.host(), plan)
 
 
 @pytest.mark.parametrize("flags", [[], ["dry_run"], ["force"], ["cancel"]])

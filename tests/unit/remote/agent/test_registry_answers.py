@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from remote.agent.build_vm.__main__ import handle_request
 from remote.agent.shared import registry_api as registries
 from remote.agent.shared.registry_api import Registry
 from tests.support.cases import Case, load_cases
@@ -112,3 +113,12 @@ def test_a_missing_permission_or_repository_is_reported_before_anything_is_sent(
         registry(proxy).check_push_access()
     with raises_agent_error("absent", r" ns/repo; create the repository"):
         registry(proxy).check_push_access()
+
+
+def test_a_question_without_a_job_gets_the_digest_or_the_failure(proxy: RegistryProxy) -> None:
+    question = {"host": proxy.host, "path": "ns/repo", "tag": "1.0", "login": LOGIN, "token_hosts": []}
+    assert handle_request(question) == {"digest": DIGEST}
+    proxy.arm(FixedResponse(status=404), method="GET")
+    assert handle_request(question) == {"digest": None}
+    proxy.arm(FixedResponse(status=403), method="POST")
+    assert handle_request(question)["kind"] == "forbidden"
