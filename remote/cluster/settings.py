@@ -36,7 +36,7 @@ class VolumeSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSection:
-    """Kubernetes cluster of inv nodes, deploy, status, teardown."""
+    """Kubernetes cluster of inv nodes, deploy, status, logs, teardown."""
 
     provider: str = setting(
         AUTO,

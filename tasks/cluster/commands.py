@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tasks.cli.command_result import Effect
-from tasks.cli.flags import Command, Section, switch
+from tasks.cli.flags import Command, Section, number, switch, text
 from tasks.commands import DISCARD, DRY_RUN_OF_OBJECTS
 
 
@@ -40,6 +40,16 @@ status = Command(
     "Show every pod, and the problem of each unready pod.",
     section=Section.CLUSTER,
     effect=Effect.SHOWS,
+)
+logs = Command(
+    "logs",
+    "tasks.cluster.pod_status:show_logs",
+    "Show the logs of the pods.\n\nThe log of a trial comes with `inv collect`.",
+    section=Section.CLUSTER,
+    effect=Effect.SHOWS,
+    pod=text("name or index of the pod", unset="all pods, with the pod's name on each line"),
+    follow=switch("print new lines until Ctrl-C"),
+    tail=number(int, "number of last lines to show", 100, ge=0),
 )
 teardown = Command(
     "teardown",

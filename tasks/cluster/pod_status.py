@@ -1,9 +1,12 @@
-"""`inv status`: the pods.
+"""`inv status`, `inv logs`: the pods, their logs.
 
 Wait for pods, with a live view of each. A pod that cannot start ends the wait with reason and remedy.
 """
 
+import codecs
+import math
 import time
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -14,20 +17,23 @@ from rich.text import Text
 
 from bench.records.status import join_remedy
 from remote.cluster.diagnosis.finding import Diagnosis, grouped_lines
-from remote.cluster.diagnosis.pods import LOGIN_CAUSES, MAX_BACK_OFF_SEC
+from remote.cluster.diagnosis.pods import LOGIN_CAUSES, MAX_BACK_OFF_SEC, is_ready
 from remote.cluster.diagnosis.readiness import PodFleet
+from remote.cluster.labels import PART_OF, label
 from remote.cluster.namespace_client import Cluster
-from remote.hosts.pods.kubectl import Unreachable
+from remote.hosts.pods.kubectl import Unreachable, run_kubectl, to_cluster_error
+from remote.hosts.pods.pod_index import INDEX_LABEL
 from tasks.cli import terminal
 from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console
 from tasks.cli.waiting import Wait
 from tasks.clients.target_cluster import open_cluster
-from tasks.errors import RetryableError, TaskFailed
+from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.settings.layers import load
 
 _POLL_SEC = 2.0  # a poll is four requests for all pods together
 _MAX_SILENCE_SEC = 60.0  # longer than a restart of the API server
+_MAX_LOG_CHUNKS = 10_000  # for --json
 
 
 def wait_for_pods(cluster: Cluster, jobs: Collection[str], limit: float, *, new_login: bool = False) -> None:
@@ -157,3 +163,44 @@ def to_document(state: PodFleet) -> dict[str, Any]:
         ],
         "findings": [finding.to_dict() for finding in state.all_findings],
     }
+
+
+def show_logs(context: Context, pod: str | None, *, follow: bool, tail: int) -> CommandResult:
+    settings = load(context)
+    flags = [f"--tail={tail}", *(["--follow"] if follow else [])]
+    decoder, lines = codecs.getincrementaldecoder("utf-8")("replace"), deque[str](maxlen=_MAX_LOG_CHUNKS)
+
+    def print_chunk(chunk: bytes) -> None:
+        lines.append(decoder.decode(chunk))
+        print(lines[-1], end="", flush=True)  # through our streams: the text is untrusted
+
+    with open_cluster(settings) as cluster:
+        name = find_pod_name(cluster, pod)
+        if pod is None:
+            flags += [f"--selector={PART_OF}", "--prefix", "--max-log-requests=64"]
+        else:
+            flags += [name, f"--container={settings.fleet.pods.container}"]
+        try:
+            argv = cluster.kubectl.argv("logs", *flags)
+            completed = run_kubectl(argv, label="kubectl logs", on_stdout=print_chunk, timeout_sec=math.inf)
+        except KeyboardInterrupt:
+            if not follow:
+                raise
+        else:  # Ctrl-C is the usual way to stop following
+            if completed.exit_code:
+                raise to_cluster_error("kubectl logs", completed.stderr.decode(errors="replace"))
+        return CommandResult(data={"pod": None if pod is None else name, "lines": "".join(lines).splitlines()})
+
+
+def find_pod_name(cluster: Cluster, name_or_index: str | None) -> str:
+    """Return the pod with this name or index; by default the first Ready one. Raises UsageError."""
+    pods = sorted(cluster.pods(), key=lambda pod: (not is_ready(pod), str(pod["metadata"]["name"])))
+    names = [str(pod["metadata"]["name"]) for pod in pods]
+    if not pods:
+        raise UsageError("no pod is deployed", remedy="`inv deploy` creates them")
+    if name_or_index is None:
+        return names[0]
+    for name, pod in zip(names, pods, strict=True):
+        if name_or_index in (name, label(pod, INDEX_LABEL)):
+            return name
+    raise UsageError(f"there is no pod {name_or_index!r}", remedy=f"choose {', '.join(names)}, or an index (0, 1, ...)")

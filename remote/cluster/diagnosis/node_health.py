@@ -22,6 +22,14 @@ _QUARANTINE_LABELS = ("oci.oraclecloud.com/node-problem-detected", "dgxc.nvidia.
 _HEALTHY_VALUES = ("", "none", "healthy", "remediation-succeeded")
 
 
+def out_of_service_command(node: str) -> str:
+    """Return the command that ends the pods of a node that is off.
+
+    Deletion by force does not: such a pod stays until its Job has counted it.
+    """
+    return f"kubectl taint node {node} {OUT_OF_SERVICE}=nodeshutdown:NoExecute"
+
+
 def health_findings(node: Object, provider: Provider) -> Iterator[Diagnosis]:
     """Yield what makes the node unfit: not Ready, pressure, a problem of its hardware."""
     conditions = {condition["type"]: condition for condition in node.get("status", {}).get("conditions") or []}
@@ -30,9 +38,9 @@ def health_findings(node: Object, provider: Provider) -> Iterator[Diagnosis]:
         reason = f"not Ready since {ready.get('lastTransitionTime', '?')}: {ready.get('message', 'it never reported')}"
         remedy = provider.texts["node-not-ready"]
         if ready.get("status") == "Unknown":  # the kubelet reports nothing: the node may be off
-            # Deletion by force does not end its pods: such a pod stays until its Job has counted it.
-            command = f"kubectl taint node {node['metadata']['name']} {OUT_OF_SERVICE}=nodeshutdown:NoExecute"
-            remedy = f"{remedy}; if it is really off, end its pods: `{command}`"
+            remedy = (
+                f"{remedy}; if it is really off, end its pods: `{out_of_service_command(node['metadata']['name'])}`"
+            )
         yield Diagnosis("not-ready", reason, remedy)
     for pressure in ("DiskPressure", "MemoryPressure", "PIDPressure"):
         if conditions.get(pressure, {}).get("status") == "True":

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from remote.cluster.diagnosis.finding import SHORT_PATIENCE_SEC, Diagnosis, first_match
+from remote.cluster.diagnosis.node_health import out_of_service_command
 from remote.cluster.labels import COMPONENT_LABEL, RUN_ANNOTATION, TRAIN, Object, label
 from remote.hosts.host_protocol import collapse_whitespace
 from remote.providers import GENERIC, Provider, registry_provider
@@ -112,7 +113,12 @@ def _pod_findings(pod: Object, events: Sequence[Object], provider: Provider) -> 
     if status.get("reason"):
         return [_ended_by_cluster(status)]
     if pod["metadata"].get("deletionTimestamp"):
-        return [Diagnosis("terminating", "is being deleted", "wait; if its node is off: `inv nodes`", None)]
+        disruption = _condition(status, "DisruptionTarget") or {}
+        if disruption.get("reason") != "DeletionByTaintManager":
+            return [Diagnosis("terminating", "is being deleted", "wait", None)]
+        node = pod["spec"].get("nodeName", "its node")
+        remedy = f"wait until {node} returns; if it is really off: `{out_of_service_command(node)}`"
+        return [Diagnosis("terminating", f"is being deleted, and {node} does not answer", remedy, None)]
     unscheduled = _condition(status, "PodScheduled")
     if unscheduled is not None and unscheduled["status"] == "False":
         return explain_scheduling(unscheduled.get("message", ""), provider)
@@ -136,11 +142,10 @@ def _container_findings(
             return [first_match("container", message).finding(f"{reason}: {message}")]
     terminated = state.get("terminated")  # while it waits, the events have the cause
     if terminated and terminated.get("exitCode") != 0:
-        code, metadata = terminated.get("exitCode"), pod["metadata"]
-        logs = f"kubectl --namespace={metadata.get('namespace', 'default')} logs {metadata['name']}"
+        code, pod_name = terminated.get("exitCode"), pod["metadata"]["name"]
         rule = first_match("exit", f"{terminated.get('reason') or '-'} {code} {terminated.get('message', '')}")
         number = f" with exit {code}" if rule.cause == "crash" else ""
-        return [rule.finding(f"container {container['name']}{rule.problem}{number}", {"logs": logs})]
+        return [rule.finding(f"container {container['name']}{rule.problem}{number}", {"pod": pod_name})]
     return []
 
 

@@ -31,8 +31,13 @@ def test_a_deployment_comes_up_and_another_and_the_reading_tasks_change_nothing(
     assert [pod["metadata"]["uid"] for pod in operator.objects("pods")] == [pod["metadata"]["uid"] for pod in pods]
 
     line = f"cluster: {operator.cluster.context_description}, "
-    for arguments in (("nodes",), ("status",), ("deploy", "--dry-run"), ("teardown", "--dry-run")):
+    for arguments in (("nodes",), ("status",), ("logs",), ("deploy", "--dry-run"), ("teardown", "--dry-run")):
         assert f"{line}namespace {operator.namespace}" in operator.inv(*arguments)
+    assert all(pod["metadata"]["name"] in operator.inv("logs") for pod in pods)
+    document, _ = json.JSONDecoder().raw_decode(operator.inv("logs", "--pod", "1", "--tail", "5", "--json"))
+    assert (document["kind"], document["pod"].startswith("bench-1"), bool(document["lines"])) == ("logs", True, True)
+    assert "'9'; choose bench-" in operator.inv("logs", "--pod", "9", code=2)
+
     output = operator.inv_unchanged("doctor", "--only", "cluster,pods")
     assert "2 of 2 pods are up" in output
     assert "may run trials and deploy" in output
@@ -45,6 +50,7 @@ def test_before_a_deployment_a_dry_run_prints_the_plan_and_every_task_names_the_
     assert operator.objects("jobs.batch") == []
     assert f"{len(NODES)} nodes qualify" in operator.inv("nodes")
     assert "`inv deploy`" in operator.inv("status", code=1)
+    assert "`inv deploy`" in operator.inv("logs", code=2)
     assert "nothing to do" in operator.inv("teardown", "--yes")
 
 

@@ -54,6 +54,10 @@ def test_a_deployment_is_made_interrupted_continued_and_ended_with_prompts(
 
     operator.cluster.faults.repair_pulls(operator.image)
     assert "2 of 2 pods are up" in operator.inv("deploy")
+    process = terminal("logs", "--follow")
+    process.wait_for("bench-1-")
+    process.interrupt()
+    assert process.wait() == 0
     for answer, code, pods in (("n", 4, 2), ("y", 0, 0)):
         process = terminal("teardown")
         process.wait_for("[y/N]")

@@ -1,10 +1,11 @@
-"""Handlers of the API's verbs: get, list, watch, create, update, patch, delete; exec in pods."""
+"""Handlers of the API's verbs: get, list, watch, create, update, patch, delete; logs of pods and exec."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tests.support.kubernetes.node.kubelet import Kubelet
 
 _WATCH_POLL_SEC = 1.0
+_LOG_POLL_SEC = 0.1
 _FOREGROUND = "foregroundDeletion"
 
 
@@ -35,8 +37,8 @@ class Api:
         self.writer = Writer(store)
 
     async def handle(self, request: web.Request, at: Target, body: Any) -> web.StreamResponse:
-        if at.subresource == "exec":
-            return await self._exec(request, at)
+        if at.subresource in ("exec", "log"):
+            return await (self._exec(request, at) if at.subresource == "exec" else self._log(request, at))
         if request.method == "GET":
             return await self._read(request, at)
         if request.method == "DELETE":
@@ -183,3 +185,21 @@ class Api:
             )
         fault = self.faults.of_exec(at.name)
         return await Session(request, self.kubelet, pod, fault).run()
+
+    async def _log(self, request: web.Request, at: Target) -> web.StreamResponse:
+        """Send a container's output so far, of the last lines; or, followed, until it ends."""
+        pod = self.store.get("pods", at.namespace, at.name)
+        container = self.kubelet.workers[pod["metadata"]["uid"]].containers[request.query["container"]]
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        lines = os.pread(container.log.fileno(), 1 << 20, 0).splitlines(keepends=True)
+        sent = sum(map(len, lines[: -int(request.query["tailLines"])]))
+        with contextlib.suppress(ConnectionError):
+            while request.transport is not None:
+                has_ended = container.exit_code is not None or request.query.get("follow") != "true"
+                await response.write(chunk := os.pread(container.log.fileno(), 1 << 20, sent))
+                sent += len(chunk)
+                if has_ended:
+                    break
+                await asyncio.sleep(_LOG_POLL_SEC)
+        return response

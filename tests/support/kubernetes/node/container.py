@@ -1,4 +1,4 @@
-"""One container's process: its start in a sandbox, its exit. Its output goes to the log of this server."""
+"""One container's process: its start in a sandbox, its log, its exit."""
 
 import asyncio
 import contextlib
@@ -7,8 +7,10 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.store.store import now
@@ -28,6 +30,7 @@ class Container:
 
     spec: Json
     environment: dict[str, str] = field(default_factory=dict)
+    log: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
     state: Json = field(default_factory=lambda: {"waiting": {"reason": "ContainerCreating"}})
     ready: bool = False
     pid: int | None = None
@@ -59,6 +62,8 @@ class Container:
                 str(_SANDBOX),
                 str(write),
                 stdin=asyncio.subprocess.PIPE,
+                stdout=self.log,
+                stderr=self.log,
                 pass_fds=(write,),
                 start_new_session=True,
             )
