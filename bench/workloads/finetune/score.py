@@ -278,10 +278,10 @@ def _measure(name: str, before: Sequence[float], after: Sequence[float]) -> Scor
     )
 
 
-def mean_score(scores: Sequence[RowScore]) -> MeanInterval | None:
-    """Return the mean score with its interval over the scored rows; None without one."""
+def mean_score(scores: Sequence[RowScore]) -> float | None:
+    """Return the mean score of the scored rows; None without one."""
     values = [score.score for score in scores if score.score is not None]
-    return _mean_share(values) if values else None
+    return math.fsum(values) / len(values) if values else None
 
 
 def _mean_share(values: Sequence[float]) -> MeanInterval:
@@ -294,29 +294,20 @@ def spread_indices(count: int, wanted: int) -> list[int]:
     return list(range(count)) if count <= wanted else [math.floor(index * count / wanted) for index in range(wanted)]
 
 
-def pair_rows(
-    places: Sequence[str],
-    before: Sequence[tuple[AnsweredRow, RowScore]],
-    after: Sequence[tuple[AnsweredRow, RowScore]],
-) -> list[ScoredRow]:
-    """Combine the answers and scores before and after, row by row."""
-    rows = []
-    for number, (location, (first, first_score), (last, last_score)) in enumerate(
-        zip(places, before, after, strict=True), 1
-    ):
-        failed = next((score for score in (last_score, first_score) if score.fault is not None), None)
-        rows.append(
-            ScoredRow(
-                row=number,
-                place=location,
-                prompt=last.prompt,
-                expected=last.expected,
-                before=first.answer,
-                after=last.answer,
-                before_score=first_score.score,
-                after_score=last_score.score,
-                fault=None if failed is None else failed.fault,
-                detail="" if failed is None else failed.detail,
-            )
-        )
-    return rows
+def pair_row(
+    number: int, location: str, row: AnsweredRow, before: str, before_score: RowScore, after_score: RowScore
+) -> ScoredRow:
+    """Combine the answers and scores of a row; `row` has the answer after the training."""
+    failed = next((score for score in (after_score, before_score) if score.fault is not None), RowScore(values={}))
+    return ScoredRow(
+        row=number,
+        place=location,
+        prompt=row.prompt,
+        expected=row.expected,
+        before=before,
+        after=row.answer,
+        before_score=before_score.score,
+        after_score=after_score.score,
+        fault=failed.fault,
+        detail=failed.detail,
+    )

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from bench.data.inputs import InputError
 from bench.data.masking import encode_prompt
-from bench.records.score import TrainingScore
+from bench.records.score import ScoredRow, TrainingScore
 from bench.records.status import escape_controls
 from bench.workloads.finetune import score
 from bench.workloads.finetune.answers import AnswerGenerator, PromptCase, prompt_cases
@@ -35,6 +35,10 @@ T = TypeVar("T")
 
 class StopRequested(Exception):
     """Request to stop that came while answers were generated or scored."""
+
+
+class ScoreFailed(Exception):
+    """Failure of a rank's answers or scores."""
 
 
 @dataclass(kw_only=True)
@@ -133,27 +137,31 @@ class TrainingScorer:
 
     def measure(self) -> ScoredAnswers:
         """Answer the prompts with the present weights and score the answers. Raises StopRequested on all ranks."""
-        scores = list[RowScore]()
-        answers, failure = self._answer()
-        if failure is None:
+        rank, ranks = self._group.rank, self._group.world_size
+        answers, scores, failure = [""] * len(self._cases), list[RowScore](), None
+        share = self._cases[rank::ranks]
+        prompts, limits = [case.prompt for case in share], [case.max_tokens for case in share]
+        try:
+            for other, part in enumerate(self._on_ranks(lambda: self._generator.generate(prompts, limits))):
+                answers[other::ranks] = [answer.text for answer in part]
             rows = self._texts.rows(self._cases, answers)
-            row_scores, failure = self._on_first_rank(lambda: self._scoring.score(rows, self._check))
-            scores = row_scores or []
-        mean = score.mean_score(scores)
-        self._context.report(mean_score=None if mean is None else mean.mean)
+            scores = self._on_ranks(lambda: self._scoring.score(rows, self._check) if rank == 0 else [])[0]
+        except ScoreFailed as error:
+            answers, failure = [], str(error)
+        self._context.report(mean_score=score.mean_score(scores))
         return ScoredAnswers(key=self._key, answers=answers, scores=scores, failure=failure)
 
     def measure_base(self) -> ScoredAnswers:
-        """Measure with the first weights. Raises StopRequested."""
-        weights, failure = self._first_weights()
-        if failure is not None:
-            self._flag(failure)
-            return ScoredAnswers(key=self._key, answers=[], scores=[], failure=failure)
-        kept = {name: self._adapter[name].clone() for name in weights}
+        """Measure with the first weights: B = 0, or those that the training began from. Raises StopRequested."""
+        kept: dict[str, Any] = {}
         try:
+            weights = self._first_weights()
+            kept = {name: self._adapter[name].clone() for name in weights}
             for name, tensor in weights.items():
                 self._adapter[name].copy_(tensor)
             result = self.measure()
+        except ScoreFailed as error:
+            result = ScoredAnswers(key=self._key, answers=[], scores=[], failure=str(error))
         finally:
             for name, tensor in kept.items():
                 self._adapter[name].copy_(tensor)
@@ -162,25 +170,19 @@ class TrainingScorer:
             first = result.scores[0]
             problem = f"no row has a score: {'' if first.fault is None else first.fault.label}: {first.detail}"
         if problem is not None:
-            self._flag(problem)
+            self._context.report(log=f"score: {problem}", flag=f"score: {problem}")
         return result
-
-    def _flag(self, problem: str) -> None:
-        self._context.report(log=f"score: {problem}", flag=f"score: {problem}")
 
     def compare(self, before: ScoredAnswers | None) -> TrainingScore:
         """Compare the base with the present weights; `before` is used if this method gave it. Raises StopRequested."""
         if before is None or before.key != self._key or before.failure is not None:
             before = self.measure_base()
         after = self.measure()
-        failure = after.failure or before.failure
-        rows = []
+        failure, rows = after.failure or before.failure, list[ScoredRow]()
         if failure is None:
-            pairs = [
-                list(zip(self._texts.rows(self._cases, each.answers), each.scores, strict=True))
-                for each in (before, after)
-            ]
-            rows = score.pair_rows([case.location for case in self._cases], *pairs)
+            texts = self._texts.rows(self._cases, after.answers)
+            answered = zip(texts, before.answers, before.scores, after.scores, strict=True)
+            rows = [score.pair_row(index + 1, self._cases[index].location, *row) for index, row in enumerate(answered)]
         unscored = [row for row in rows if row.fault is not None]
         return TrainingScore(
             method=self._scoring.method,
@@ -194,47 +196,32 @@ class TrainingScorer:
             failure=failure,
         )
 
-    def _first_weights(self) -> tuple[Mapping[str, Any], str | None]:
-        """Return tensors of the adapter before the first step, B = 0 or those that it began from; or why not."""
-        folder = self._training.init_adapter
+    def _first_weights(self) -> Mapping[str, Any]:
+        """Return tensors of the adapter before the first step. Raises ScoreFailed."""
+        folder, weights = self._training.init_adapter, dict[str, Any]()
         if folder is None:
-            return {name: tensor.new_zeros(()) for name, tensor in self._adapter.items() if "lora_B" in name}, None
-        weights, failure = self._on_first_rank(
-            lambda: load_file(verify_init_adapter(folder, self._training.init_sha256))
-        )
-        return weights or {}, failure
+            return {name: tensor.new_zeros(()) for name, tensor in self._adapter.items() if "lora_B" in name}
 
-    def _answer(self) -> tuple[list[str], str | None]:
-        """Return all answers, and the failure of any rank. Raises StopRequested."""
-        group, answers = self._group, [""] * len(self._cases)
-        share = self._cases[group.rank :: group.world_size]
-        prompts, limits = [case.prompt for case in share], [case.max_tokens for case in share]
-        gathered = group.gather_objects(self._try(lambda: self._generator.generate(prompts, limits)))
-        _raise_stop(gathered)
-        failure = next((each for _, each, _ in gathered if each is not None), None)
-        if failure is not None:
-            return [], failure
-        for rank, (rank_answers, _, _) in enumerate(gathered):
-            answers[rank :: group.world_size] = [answer.text for answer in rank_answers]
-        return answers, None
+        def load() -> None:
+            if self._group.rank == 0:
+                weights.update(load_file(verify_init_adapter(folder, self._training.init_sha256)))
 
-    def _on_first_rank(self, work: Callable[[], T]) -> tuple[T | None, str | None]:
-        """Return what `work` returns on rank 0, or its failure, on all ranks. Raises StopRequested."""
-        done = self._group.broadcast_object(self._try(work) if self._group.rank == 0 else None)
-        _raise_stop([done])
-        return done[0], done[1]
+        self._on_ranks(load)
+        return dict(self._group.broadcast_object(weights))
 
-    def _try(self, work: Callable[[], T]) -> tuple[T | None, str | None, bool]:
-        """Return what `work` returns, its failure, and whether it was stopped: other ranks wait for this one."""
+    def _on_ranks(self, work: Callable[[], T]) -> list[T]:
+        """Return what `work` returns on each rank, on all ranks. Raises StopRequested and ScoreFailed on all ranks."""
+        result: Any = None
+        error: Exception | None = None
         try:
-            return work(), None, False
-        except StopRequested:
-            return None, None, True
-        except Exception as error:  # noqa: BLE001 - the result names it, and the training keeps its own result
-            failure = f"rank {self._group.rank}: {type(error).__name__}: {error}"
-            return None, escape_controls(failure)[:MAX_FAILURE_CHARS], False
-
-
-def _raise_stop(results: Sequence[tuple[Any, str | None, bool]]) -> None:
-    if any(is_stopped for _, _, is_stopped in results):
-        raise StopRequested
+            result = work()
+        except StopRequested as stop:
+            error = stop
+        except Exception as failed:  # noqa: BLE001 - the result names it, and the training keeps its own result
+            text = f"rank {self._group.rank}: {type(failed).__name__}: {failed}"
+            error = ScoreFailed(escape_controls(text)[:MAX_FAILURE_CHARS])
+        done = self._group.gather_objects((result, error))
+        errors = [each for _, each in done if each is not None]
+        for each in sorted(errors, key=lambda each: isinstance(each, ScoreFailed)):  # a stop comes first
+            raise each
+        return [each for each, _ in done]
