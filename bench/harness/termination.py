@@ -166,16 +166,11 @@ def classify_error(error: BaseException, record: Record | None = None) -> Outcom
     default = ReasonCode.ERROR
     if code is None and isinstance(error, RuntimeError) and _CUDA_FAULT.search(message):
         return Outcome.of(ReasonCode.GPU_FAULT, name_node(message[:300]))
-    if isinstance(error, RuntimeError) and is_connection_error(message):
+    if isinstance(error, RuntimeError) and _CONNECTION_LOST.search(message):
         default = ReasonCode.CONNECTION_LOST
     elif isinstance(error, OSError) and error.errno in DISK_ERRNOS:
         default = ReasonCode.NOT_WRITTEN
     return Outcome.of(code or default, message[:300], remedy)
-
-
-def is_connection_error(text: str) -> bool:
-    """Check whether an error's text reports a broken connection between ranks."""
-    return _CONNECTION_LOST.search(text) is not None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

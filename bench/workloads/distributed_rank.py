@@ -79,10 +79,7 @@ class DistributedRank(RankProcess):
         model = step.model
         torch.manual_seed(trial.seed + self.rank)  # equal adapters, different dropout
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in self.trained)
-        message = f"rank 0 loaded the model; {step.trained_parameters:,} trained parameters, "
-        message += f"{gradient_bytes:,} bytes of gradients"
-        self.report_step(step, gradient_bytes=gradient_bytes, log=message)
+        self.report_step(step, f"rank 0 loaded the model; {step.trained_parameters:,} trained parameters")
         parallel = torch.nn.parallel.DistributedDataParallel
         frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
         # The frozen weights come from the same files on every rank: no need to broadcast 4 GB of them.
@@ -121,7 +118,6 @@ class DistributedRank(RankProcess):
         for parameter in self.trained:
             digest.update(parameter.detach().cpu().contiguous().view(self.torch.uint8).numpy().tobytes())
         self.group.check_equal(digest.hexdigest(), "weights")
-        self.report(fingerprint={"lora_weights_sha256": digest.hexdigest()})
 
 
 if __name__ == "__main__":

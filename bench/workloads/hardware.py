@@ -58,7 +58,6 @@ TINY = HardwareScale(
     operand_bytes=8 << 20,
     budget_sec=0.1,
 )
-QUICK_SIZE, QUICK_SEC = 8192, 0.2
 
 
 class Unsupported(Exception):
@@ -99,14 +98,6 @@ def matmul_tflops(
                 raise
             raise Unsupported(f"torch {torch.__version__}: {str(error).splitlines()[0][:160]}") from error
     return summarize([2.0 * size**3 / second / 1e12 for second in seconds])
-
-
-def bf16_matmul_tflops(session: TorchSession) -> Interval:
-    """Measure the bf16 ceiling for MFU, in under half a second and 0.4 GB. Raises Unsupported without bf16.
-
-    A single pair of operands is enough: at this size each is larger than any cache.
-    """
-    return matmul_tflops(session, "bf16", QUICK_SIZE, budget_sec=QUICK_SEC, operand_bytes=0)
 
 
 def sample_sec(session: TorchSession, call: Callable[[], object], budget_sec: float) -> list[float]:

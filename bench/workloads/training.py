@@ -21,12 +21,14 @@ from bench.machine import gpu_specs
 from bench.predict import flops, memory
 from bench.qlora import recipes
 from bench.qlora.step import Placement, TorchSession, TrainingStep, open_session, sized_config
-from bench.records.bootstrap import Interval, summarize
+from bench.records.bootstrap import summarize
 from bench.records.result import Steps
 from bench.workloads import hardware
 
 FORMULA = "4 (blocks + head) + 6 adapters + 3 attention: bench/predict/flops.py; recomputation not counted"
-CPU_SIZE, CPU_SEC = 512, 0.1
+# Size and seconds of the product for MFU, on a GPU and on the CPU. One pair of operands is enough: on a GPU each is
+# larger than any cache.
+GPU_CEILING, CPU_CEILING = (8192, 0.2), (512, 0.1)
 
 
 def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
@@ -123,9 +125,11 @@ def _run_step(record: Record, step: TrainingStep, batches: Iterator[Batch], step
 def _add_ceilings(record: Record, session: TorchSession, config: Mapping[str, Any]) -> None:
     """Add matmul_tflops and mfu_percent for the record's steps, without values if no product can be measured."""
     dtype = "bf16" if session.placement.compute_dtype == session.modules.torch.bfloat16 else "fp32"
-    size = hardware.QUICK_SIZE if session.placement.is_cuda else CPU_SIZE
+    size, budget_sec = GPU_CEILING if session.placement.is_cuda else CPU_CEILING
     try:
-        ceiling = _ceiling(session, dtype)
+        if session.placement.is_cuda:
+            session.modules.torch.cuda.empty_cache()  # the training's cached blocks may fill the memory
+        ceiling = hardware.matmul_tflops(session, dtype, size, budget_sec=budget_sec, operand_bytes=0)
     except Exception as error:
         if not isinstance(error, hardware.Unsupported) and not is_out_of_memory(error):
             raise
@@ -148,10 +152,3 @@ def _add_ceilings(record: Record, session: TorchSession, config: Mapping[str, An
         matmul_dtype=dtype,
         formula=FORMULA,
     )
-
-
-def _ceiling(session: TorchSession, dtype: str) -> Interval:
-    if session.placement.is_cuda:
-        session.modules.torch.cuda.empty_cache()  # the training's cached blocks may fill the memory
-        return hardware.bf16_matmul_tflops(session)
-    return hardware.matmul_tflops(session, dtype, CPU_SIZE, budget_sec=CPU_SEC, operand_bytes=0)

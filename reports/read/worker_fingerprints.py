@@ -23,7 +23,6 @@ _TRIAL_SPECIFIC = frozenset(
         "gpu_memory_used_at_start_bytes",
         "gpu_uuid",
         "seed",
-        "lora_weights_sha256",
         "peak_vram_reserved_bytes",
     }
 )

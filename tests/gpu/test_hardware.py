@@ -43,13 +43,15 @@ def test_the_quick_ceiling_agrees_with_the_full_measurement(result):
 
     import torch
 
-    from bench.workloads.hardware import bf16_matmul_tflops
+    from bench.workloads.hardware import matmul_tflops
+    from bench.workloads.training import GPU_CEILING
 
     placement = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
     session = SimpleNamespace(modules=SimpleNamespace(torch=torch), placement=placement)
-    bf16_matmul_tflops(session)  # type: ignore[arg-type]
+    size, budget_sec = GPU_CEILING
+    matmul_tflops(session, "bf16", size, budget_sec=budget_sec, operand_bytes=0)  # type: ignore[arg-type]
     start = time.monotonic()
-    quick = bf16_matmul_tflops(session)  # type: ignore[arg-type]
+    quick = matmul_tflops(session, "bf16", size, budget_sec=budget_sec, operand_bytes=0)  # type: ignore[arg-type]
     print(f"quick bf16 ceiling: {quick.median:.0f} TFLOP/s in {time.monotonic() - start:.2f} s")
     (whole,) = (
         m.value

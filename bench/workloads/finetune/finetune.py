@@ -57,17 +57,22 @@ class RankSpec:
     data_sha256: str
 
     @classmethod
-    def of(cls, request: Request, folder: Path, model: str, data: str, *, resume: str | None = None) -> "RankSpec":
-        """Make the spec of an attempt whose checkpoints are in `folder`, from the digests of model and data."""
-        out, checkpoints = str(request.out.resolve()), str(folder.resolve())
-        return cls(checkpoints=checkpoints, resume=resume, out=out, model_sha256=model, data_sha256=data)
-
-    def to_text(self) -> str:
-        return json.dumps(schema.to_json(self))
-
-    @classmethod
     def read(cls, folder: Path) -> "RankSpec":
         return schema.from_json(cls, json.loads((folder / SPEC_FILE).read_text(encoding="utf-8")), SPEC_FILE)
+
+
+def _rank_files(
+    request: Request, folder: Path, trial: Trial, model: str, data: str, resume_point: ResumePoint | None = None
+) -> dict[str, str]:
+    """Return the ranks' files, the last one with the digests of model and data."""
+    spec = RankSpec(
+        checkpoints=str(folder.resolve()),
+        resume=None if resume_point is None else str(resume_point.path.resolve()),
+        out=str(request.out.resolve()),
+        model_sha256=model,
+        data_sha256=data,
+    )
+    return {TRIAL_FILE: trial.to_text(), SPEC_FILE: json.dumps(schema.to_json(spec))}
 
 
 class TrainingLog:
@@ -231,11 +236,9 @@ def _lead(launcher: RankLauncher, ranks: Ranks, record: Record, inputs: Inputs, 
     resume_point = resume.find_checkpoint(folder, resume.identify(trial, inputs[0].sha256, data.sha256), record.log)
     if resume_point is None and training.init_adapter is not None:
         resume.verify_init_adapter(training.init_adapter, training.init_sha256)
-    newest = None if resume_point is None else str(resume_point.path.resolve())
-    spec = RankSpec.of(record.request, folder, inputs[0].sha256, data.sha256, resume=newest)
     training_log = TrainingLog(record, folder, resume_point, report, data, derived)
     record.on_finish = training_log.write
-    ranks.write_files({TRIAL_FILE: trial.to_text(), SPEC_FILE: spec.to_text()})
+    ranks.write_files(_rank_files(record.request, folder, trial, inputs[0].sha256, data.sha256, resume_point))
     try:
         launcher.lead(ranks, record, training_log.on_line, has_stopped=lambda: bool(training_log.stop))
     except RankKilled as error:
@@ -268,8 +271,7 @@ def follow(request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) 
         first = FirstAttempt.read(folder)  # the first machine's, if the folder is shared
         fitted = fit_training(trial, sized_config) if first is None else first.fitted
         data, derived, _ = derive(trial, folder / EXAMPLES_FOLDER, fitted)
-        spec = RankSpec.of(request, folder, inputs[0].sha256, data.sha256)
-        return {TRIAL_FILE: trial.with_derived(derived).to_text(), SPEC_FILE: spec.to_text()}
+        return _rank_files(request, folder, trial.with_derived(derived), inputs[0].sha256, data.sha256)
 
     launcher = RankLauncher(trial, stops, nodes, module=MODULE, grace_sec=GRACE_SEC)
     return launcher.follow(lambda: check_inputs(trial), prepare)

@@ -128,7 +128,7 @@ class FinetuneRank(RankProcess):
             f"{trainer.steps:,} steps of {self.training.rows_per_step} rows; recipe {step.recipe}; training "
             f"{step.trained_parameters:,} parameters with {step.optimizer_name}"
         )
-        self.report_step(step, gradient_bytes=trainer.gradients.bytes, log=message)
+        self.report_step(step, message)
         return trainer
 
     def _resume_point(self) -> resume.ResumePoint | None:

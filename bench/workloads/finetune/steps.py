@@ -100,12 +100,6 @@ class Gradients:
                 for parameter in bucket.parameters:
                     parameter.register_post_accumulate_grad_hook(self._make_hook(bucket))
 
-    @property
-    def bytes(self) -> int:
-        """The bytes that a rank sends in a step."""
-        sent = (bucket.flat if bucket.rounded is None else bucket.rounded for bucket in self.buckets)
-        return sum(each.numel() * each.element_size() for each in sent)
-
     def clear(self) -> None:
         self._torch._foreach_zero_([bucket.flat for bucket in self.buckets])
         self._is_last_backward, self._next = False, 0

@@ -195,9 +195,9 @@ class RankProcess:
         self.report(load_time_sec=step.load_sec)
         return step
 
-    def report_step(self, step: Any, *, gradient_bytes: int, log: str) -> None:
+    def report_step(self, step: Any, log: str) -> None:
         """Report the built step's facts and flags, and a line of the log."""
-        self.report(fingerprint={**step.facts(), "gradient_bytes": gradient_bytes}, log=log)
+        self.report(fingerprint=step.facts(), log=log)
         for flag in step.flags:
             self.report(flag=flag)
 

@@ -45,7 +45,6 @@ def test_two_ranks_train_one_model_and_report_their_rates(start_ranks, tmp_path)
     assert values["global_samples_per_sec", None] == pytest.approx(2 * result.metrics.samples_per_sec)
     assert values["global_tokens_per_sec", None] == pytest.approx(2 * result.metrics.tokens_per_sec)
     assert {("step_time_sec", 0), ("step_time_sec", 1)} <= set(values)
-    assert len(result.fingerprint["lora_weights_sha256"]) == 64
     assert result.metrics.peak_rss_bytes > 200 << 20, "the parent, which computes nothing, has 50 MB"
 
 
