@@ -134,13 +134,18 @@ class Lab:
         )
         return trainer_module.Trainer(self.modules, self.trial, step, self.tokenizer, self.material, world)
 
+    def resumed(self, checkpoints: Path, **options: Any) -> trainer_module.Trainer:
+        """Make a trainer that resumes from the newest checkpoint, if there is one."""
+        trainer = self.trainer(checkpoints, **options)
+        trainer.restore(resume.find_checkpoint(checkpoints, self.identity, lambda _: None))
+        return trainer
+
     def train(self, folder: Path, **options: Any) -> str:
         """Train from the newest checkpoint in `folder` to the end, write the adapter and return the stop reason."""
         checkpoints = folder / "checkpoints"
         checkpoints.mkdir(parents=True, exist_ok=True)
         checkpoint.clear_parts(checkpoints)
-        trainer = self.trainer(checkpoints, **options)
-        trainer.restore(resume.find_checkpoint(checkpoints, self.identity, lambda _: None))
+        trainer = self.resumed(checkpoints, **options)
         stop = trainer.run()
         if stop in ("finished", "early"):
             _, adapter = trainer.adapter()

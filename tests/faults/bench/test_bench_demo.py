@@ -2,13 +2,12 @@
 
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from bench.records.status import ExitCode
-from tests.support.hosts.local_fleet import fill_disk
+from tests.support.hosts.local_fleet import fill_disk, wait_for
 
 pytestmark = pytest.mark.slow
 WAIT_SEC = 240.0
@@ -28,11 +27,7 @@ def start_demo(bench_environment, bench_server):
 
 def test_a_killed_demo_leaves_no_model_and_the_next_one_is_reproducible(start_demo, tmp_path, tiny_model, demo_data):
     process = start_demo(tmp_path)
-    deadline = time.monotonic() + WAIT_SEC
-    while not list(tmp_path.glob("models/.a--b.*.part/model.safetensors")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_for(lambda: [*tmp_path.glob("models/.a--b.*.part/model.safetensors")], "a part of the model", WAIT_SEC)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (tmp_path / "models" / "a--b").exists()

@@ -181,15 +181,6 @@ def test_an_unexpected_error_fails_with_its_traceback_in_the_log(start, tmp_path
     assert any("choose_placement" in line for line in result.log_tail)
 
 
-def test_a_full_disk_is_rejected_before_any_work(start, small_disk, tiny_trial):
-    fill_disk(small_disk)
-    code, output, err = finish(start(tiny_trial(), small_disk))
-    assert (code, output) == (ExitCode.NOT_WRITTEN, "")  # the worker's fault: another one may run the trial
-    assert err.startswith(f"{small_disk}: ")
-    assert "No space left on device; " in err
-    assert [entry.name for entry in small_disk.iterdir()] == ["filler"]
-
-
 def test_a_disk_that_fills_up_later_gives_one_line_and_no_partial_result(start, small_disk, tiny_trial):
     process = start(tiny_trial(measured_steps=100_000), small_disk)
     wait_for_step(process, small_disk, "measure", 2)

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -15,20 +14,18 @@ import pytest
 from bench.data.inputs import InputError
 from bench.harness import termination
 from bench.harness.termination import Stopped, WorkerGone
-from bench.records.bootstrap import summarize
 from bench.records.status import ReasonCode
 from bench.workloads import distributed
 from bench.workloads.distributed import RankReport
 from bench.workloads.ranks import launcher, watch
 from bench.workloads.ranks.launcher import choose_backend, make_limits
-from bench.workloads.ranks.process import Heartbeat
 from bench.workloads.ranks.watch import (
     RankFailed,
     RankKilled,
     RankOutOfMemory,
     Ranks,
 )
-from tests.support.faults import full_disk, wait_for
+from tests.support.faults import wait_for
 
 
 @pytest.fixture
@@ -77,12 +74,6 @@ def test_fewer_samples_than_ranks_are_rejected(ddp_trial, data_file, make_record
         distributed.measure(record, (None, facts, conversations), None)
 
 
-def test_a_rates_interval_is_the_inverse_of_its_times():
-    times = summarize([1.0, 2.0, 4.0])
-    rate = distributed.rate(8.0, times)
-    assert (rate.median, rate.low, rate.high) == (4.0, 8.0 / times.high, 8.0 / times.low)
-
-
 def test_a_step_has_the_time_of_its_slowest_rank_and_the_size_of_one_device(ddp_trial, make_record):
     record = make_record(ddp_trial())
     report = RankReport(record)
@@ -99,27 +90,21 @@ def test_a_step_has_the_time_of_its_slowest_rank_and_the_size_of_one_device(ddp_
     steps = record.steps
     assert (steps.step_time_sec, steps.loss, steps.samples) == ([0.7], [3.0], [8])
     assert (steps.tokens, steps.useful_tokens) == ([512], [350])
+    distributed.add_measurements(record, report, "gloo")
+    assert [m.value for m in record.measurements[:2]] == [16 / 0.7, 1024 / 0.7]
     assert (record.phases, phases) == ({"measure": 2.5}, ["measure", ""])
 
 
 @pytest.mark.parametrize(
-    ("position", "seconds", "alive", "failure"),
+    ("phase", "seconds", "alive", "failure"),
     [
-        pytest.param(
-            {"phase": "measure", "step": 7}, 6, [0], r"^rank 1 .* 5 s in measure step 7 \(its process is stopped\)$",
-            id="a silent rank is named and the waiting one is not",
-        ),
-        pytest.param(
-            {"phase": "measure", "step": 7}, 11, [0, 1], r"^rank 1 .* 10 s in measure step 7$",
-            id="a step that never ends names the rank the others wait for",
-        ),
-        pytest.param(
-            {"phase": "load", "step": 0}, 1000, [0, 1], None, id="loading may take any time with heartbeats"
-        ),
+        ("measure", 6, [0], r"^rank 1 .* 5 s in measure step 7 \(its process is stopped\)$"),
+        ("measure", 11, [0, 1], r"^rank 1 .* 10 s in measure step 7$"),  # the others wait for it
+        ("load", 1000, [0, 1], None),  # which may take any time with heartbeats
     ],
-)  # fmt: skip
-def test_a_rank_that_hangs_is_named(monkeypatch, ranks, position, seconds, alive, failure):
-    waiting = [{"waiting": position["phase"] == "measure"}, {}]
+)
+def test_a_rank_that_hangs_is_named(monkeypatch, ranks, phase, seconds, alive, failure):
+    position, waiting = {"phase": phase, "step": 7 if phase == "measure" else 0}, [{"waiting": phase == "measure"}, {}]
     for rank in (0, 1):
         write_heartbeat(ranks, rank, **position, **waiting[rank])
     ranks.check_progress()
@@ -141,19 +126,14 @@ def write_error(ranks: Ranks, rank: int, code: str, reason: str, at: float, **pe
 @pytest.mark.parametrize(
     ("failures", "raised", "message"),
     [
-        pytest.param(
-            {"ranks": [(0, 1), (1, -signal.SIGKILL)]}, RankKilled, "rank 1 .* SIGKILL in measure step 3", id="killed"
-        ),
-        pytest.param({"stopped": [1]}, Stopped, "rank 1 ", id="a stopped machine"),
-        pytest.param({"gone": [1]}, WorkerGone, "rank 1 .* machine in measure", id="a lost machine"),
-        pytest.param(
-            {"errors": [{"rank": 1, "reason_code": "error", "reason": "ValueError: no", "at": 2.0}]}, RankFailed,
-            "ValueError: no", id="a rank's own error",
-        ),
-        pytest.param({"ranks": [(0, 1)]}, WorkerGone, "", id="only connections broke"),
-        pytest.param({"ranks": [(0, 1), (1, 70)]}, RankFailed, "", id="the other ended with its own code"),
+        ({"ranks": [(0, 1), (1, -signal.SIGKILL)]}, RankKilled, "rank 1 .* SIGKILL in measure step 3"),
+        ({"stopped": [1]}, Stopped, "rank 1 "),
+        ({"gone": [1]}, WorkerGone, "rank 1 .* machine in measure"),
+        ({"errors": [{"rank": 1, "reason_code": "error", "reason": "ValueError: no", "at": 2.0}]}, RankFailed, "no"),
+        ({"ranks": [(0, 1)]}, WorkerGone, ""),  # only connections broke
+        ({"ranks": [(0, 1), (1, 70)]}, RankFailed, ""),
     ],
-)  # fmt: skip
+)
 def test_a_failure_is_named_before_the_connections_that_broke_because_of_it(ranks, failures, raised, message):
     write_error(ranks, 0, "connection_lost", "RuntimeError: connection closed by peer", 1.0)
     write_heartbeat(ranks, 1, phase="measure", step=3)
@@ -201,29 +181,13 @@ def test_the_rank_that_failed_first_is_named_with_its_own_reason(ranks, code, ra
 
 
 def test_a_rank_out_of_memory_is_named_with_its_peak_and_a_suggestion(ranks, ddp_trial, make_record):
-    for vram, rss, peak in ((21 << 30, 3 << 30, "peak VRAM 21.00 GiB"), (None, 3 << 30, "peak RSS 3.00 GiB")):
-        write_error(ranks, 1, "out_of_memory", "Tried to allocate 2.50 GiB.", 1.0, vram_bytes=vram, rss_bytes=rss)
-        error = ranks.failure()
-        record = make_record(ddp_trial())
-        record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
-        outcome = termination.classify_error(error, record)
-        assert (outcome.reason_code, outcome.remedy) == (ReasonCode.OUT_OF_MEMORY, termination.MORE_MEMORY)
-        assert outcome.reason == f"out of memory: rank 1: Tried to allocate 2.50 GiB. (in start); {peak}"
-
-
-def test_heartbeats_continue_after_the_disk_was_full(tmp_path, monkeypatch):
-    heartbeat = Heartbeat(tmp_path, 0, every_sec=0.01)
-    failed = threading.Event()
-
-    def fail() -> None:
-        failed.set()
-        full_disk()
-
-    monkeypatch.setattr(heartbeat, "_write", fail)
-    assert failed.wait(30)
-    monkeypatch.undo()
-    before = json.loads((tmp_path / "rank-0.json").read_text())["count"]
-    wait_for(lambda: json.loads((tmp_path / "rank-0.json").read_text())["count"] > before + 2, "two more heartbeats")
+    write_error(ranks, 1, "out_of_memory", "Tried to allocate 2.50 GiB.", 1.0, vram_bytes=21 << 30, rss_bytes=3 << 30)
+    error, record = ranks.failure(), make_record(ddp_trial())
+    record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
+    outcome = termination.classify_error(error, record)
+    assert (outcome.reason_code, outcome.remedy) == (ReasonCode.OUT_OF_MEMORY, termination.MORE_MEMORY)
+    reason = "out of memory: rank 1: Tried to allocate 2.50 GiB. (in start); peak VRAM 21.00 GiB"
+    assert outcome.reason == reason
 
 
 def test_a_partial_line_is_not_read_until_it_is_complete(ranks):

@@ -33,13 +33,6 @@ def on_cpu() -> Any:
     return SimpleNamespace(modules=SimpleNamespace(torch=torch), placement=placement)
 
 
-def test_a_product_is_two_flop_for_each_multiply_add(on_cpu, monkeypatch):
-    monkeypatch.setattr(hardware, "sample_sec", lambda *_: [2.0, 1.0, 4.0])
-    tflops = hardware.matmul_tflops(on_cpu, "fp32", 64, budget_sec=0.1, operand_bytes=0)
-    assert tflops.median * 1e12 == pytest.approx(2 * 64**3 / 2.0)
-    assert tflops.n == 3
-
-
 def test_operands_rotate_are_random_and_exceed_the_requested_bytes(on_cpu):
     torch = on_cpu.modules.torch
     call = hardware._product(on_cpu, "fp32", 32, operand_bytes=5 * 2 * 4 * 32 * 32)

@@ -1,7 +1,6 @@
 """Inputs of an attempt that differ from the plan's, or from those of the first attempt, are never trained on."""
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ from bench.data.inputs import InputError, InputRejected
 from bench.records import Trial
 from bench.records.atomic_files import sha256_of
 from bench.records.training import DerivedSettings
-from bench.workloads.finetune import resume, training_set
+from bench.workloads.finetune import training_set
 from bench.workloads.finetune.training_set import FirstAttempt
 from tests.support import tiny_training
-from tests.support.small_inputs import edit_json
 
 DIGESTS = {"model": "a" * 64, "chats.jsonl": "b" * 64}
 OTHER = {**DIGESTS, "chats.jsonl": "c" * 64}
@@ -64,34 +62,8 @@ def test_the_first_attempt_is_kept_for_later_ones(tmp_path: Path) -> None:
         training_set.check_digests(first.digests, OTHER)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"digests": 1}'])
+@pytest.mark.parametrize("content", [b"", b'{"digests": 1}'])
 def test_an_unreadable_first_attempt_is_an_error_with_the_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / training_set.INPUTS_FILE).write_bytes(content)
     with pytest.raises(InputError, match=training_set.INPUTS_FILE):
         FirstAttempt.read(tmp_path)
-
-
-def test_digests_are_no_settings_of_a_checkpoint(planned: Trial) -> None:
-    again = with_training(planned, input_digests={})
-    assert resume.settings_of(again) == resume.settings_of(planned)
-
-
-def test_a_template_of_the_training_gives_other_examples_also_to_a_model_without_one(
-    planned: Trial, tmp_path: Path
-) -> None:
-    own = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
-    model = tmp_path / "base"
-    shutil.copytree(planned.model, model)
-    edit_json(model / "tokenizer_config.json", chat_template=None)
-    (model / "chat_template.jinja").unlink(missing_ok=True)
-    with pytest.raises(InputError, match="no chat template"):
-        training_set.check_inputs(dataclasses.replace(planned, model=str(model)))
-    data = dataclasses.replace(training_set.training_of(planned).data, chat_template=own)
-    base = with_training(dataclasses.replace(planned, model=str(model)), data=data, input_digests={})
-    training_set.check_inputs(base)
-    cache, trials = tmp_path / "examples", (planned, with_training(planned, data=data), base, base)
-    loaded = [(training_set.load(trial, cache).sha256, len(list(cache.iterdir()))) for trial in trials]
-    (first, *others), files = zip(*loaded, strict=True)
-    assert files[2] == files[3], "read from the cache"
-    assert first != others[0]
-    assert len(set(others)) == 1

@@ -8,8 +8,9 @@ import pytest
 from bench.records import schema
 from bench.records.atomic_files import sha256_of
 from bench.records.score import TrainingScore
-from bench.workloads.finetune import checkpoint, checkpoint_manager, resume, score, scoring
+from bench.workloads.finetune import checkpoint, checkpoint_manager, score, scoring
 from bench.workloads.finetune.scoring import StopRequested
+from tests.support.faults import raising
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,15 +34,9 @@ def answered(monkeypatch) -> list[int]:
     return counts
 
 
-def restored(parts, folder, **options):
-    trainer = parts.trainer(folder, **options)
-    trainer.restore(resume.find_checkpoint(folder, parts.identity, lambda _: None))
-    return trainer
-
-
 def test_answers_before_are_the_bases_at_any_step_and_are_computed_once(lab, tmp_path, answered):
     parts = lab(training=SETTINGS)
-    trainer = restored(parts, tmp_path)
+    trainer = parts.resumed(tmp_path)
     assert trainer.run() == "finished"
     rows = len(parts.material.data.validation)
     assert answered == [rows]
@@ -73,7 +68,7 @@ def test_a_training_from_an_adapter_is_compared_with_this_adapter(lab, tmp_path)
     begun = {**SETTINGS, "init_adapter": str(path.parent), "init_sha256": sha256_of(path)}
     parts, checkpoints = lab(training=begun), tmp_path / "checkpoints"
     checkpoints.mkdir()
-    trainer = restored(parts, checkpoints)
+    trainer = parts.resumed(checkpoints)
     assert trainer.run() == "finished"
     before = trainer.state.first_score.answers
     assert before != lab(training=SETTINGS).trainer(None).scorer.measure_base().answers, "another than the base"
@@ -85,14 +80,14 @@ def test_a_training_from_an_adapter_is_compared_with_this_adapter(lab, tmp_path)
 
 def test_a_resumed_training_scores_only_what_is_missing(lab, tmp_path, answered):
     parts = lab(training=SETTINGS)
-    assert restored(parts, tmp_path, stop_requested=lambda: bool(answered)).run() == "stopped"
+    assert parts.resumed(tmp_path, stop_requested=lambda: bool(answered)).run() == "stopped"
     assert len(answered) == 1
     resumed = lab(training=SETTINGS)
-    trainer = restored(resumed, tmp_path)
+    trainer = resumed.resumed(tmp_path)
     assert (trainer.state.step, trainer.state.first_score) == (1, None), "the stop came before its end"
     assert (trainer.run(), len(answered)) == ("finished", 1)
     changed = lab(training={**SETTINGS, "score": "exact"})
-    trainer = restored(changed, tmp_path)
+    trainer = changed.resumed(tmp_path)
     assert (trainer.state.step, trainer.run()) == (2, "finished")
     assert trainer.score().method == "exact"
     assert len(answered) == 3, "before, with B = 0, and after"
@@ -100,24 +95,20 @@ def test_a_resumed_training_scores_only_what_is_missing(lab, tmp_path, answered)
 
 def test_a_stop_during_the_last_score_repeats_no_step(lab, tmp_path):
     parts = lab(training=SETTINGS)
-    trainer = restored(parts, tmp_path)
+    trainer = parts.resumed(tmp_path)
     assert trainer.run() == "finished"
     trainer.context.stop_requested = lambda: True
     with pytest.raises(StopRequested):
         trainer.score()
-    again = restored(lab(training=SETTINGS), tmp_path)
+    again = lab(training=SETTINGS).resumed(tmp_path)
     assert (again.state.step, again.run(), len(again.state.steps.step)) == (2, "finished", 2)
     assert again.score().measures
 
 
 def test_a_failure_of_the_answers_is_a_result(lab, tmp_path, monkeypatch):
     parts = lab(training=SETTINGS)
-    trainer = restored(parts, tmp_path)
-
-    def fail(*_):
-        raise RuntimeError("no\nanswers")
-
-    monkeypatch.setattr(scoring.AnswerGenerator, "generate", fail)
+    trainer = parts.trainer(tmp_path)
+    monkeypatch.setattr(scoring.AnswerGenerator, "generate", raising(RuntimeError("no\nanswers")))
     assert trainer.run() == "finished"
     result = trainer.score()
     assert (result.measures, result.failure) == ([], "rank 0: RuntimeError: no\\nanswers")
@@ -128,7 +119,7 @@ def test_rows_without_a_score_are_named(lab, tmp_path, monkeypatch):
     fault = score.RowScore(values={}, fault=score.ScoreFault.RAISED, detail="KeyError: 'x'")
     monkeypatch.setattr(score.Scoring, "score", lambda _, rows, __: [fault] * len(rows))
     parts = lab(training=SETTINGS)
-    trainer = restored(parts, tmp_path)
+    trainer = parts.resumed(tmp_path)
     assert trainer.run() == "finished"
     result = trainer.score()
     assert (result.measures, result.failure, result.unscored_rows) == ([], None, len(result.places))

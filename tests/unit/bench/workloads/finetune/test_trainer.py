@@ -6,7 +6,7 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.harness.termination import NonFiniteLoss
-from bench.workloads.finetune import checkpoint, evaluate, resume, training_set
+from bench.workloads.finetune import checkpoint, evaluate, training_set
 from bench.workloads.finetune.trainer import NoTrainableTokens
 from tests.support import tiny_training
 
@@ -56,15 +56,14 @@ def test_a_stop_request_keeps_the_current_step(lab, tmp_path):
 def test_hours_are_summed_over_all_attempts_including_loading(lab, tmp_path):
     parts = lab(training={"checkpoint_sec": 900.0, "evaluate_every": 0, "max_hours": 1.5})
     for asked, ended in ((True, ("stopped", 1)), (False, ("max_hours", 2))):
-        trainer = parts.trainer(tmp_path, stop_requested=lambda asked=asked: asked, loading_sec=3000.0)
-        trainer.restore(resume.find_checkpoint(tmp_path, parts.identity, lambda _: None))
+        trainer = parts.resumed(tmp_path, stop_requested=lambda asked=asked: asked, loading_sec=3000.0)
         assert (trainer.run(), trainer.state.step) == ended
 
 
 def test_a_rehearsal_changes_no_bit(lab):
     digests = set()
     for is_rehearsed in (True, False):
-        trainer = lab().trainer(None)
+        trainer = lab(training={"max_steps": 2, "evaluate_every": 0}).trainer(None)
         if is_rehearsed:
             trainer.rehearse()
         trainer.restore(None)
@@ -77,8 +76,7 @@ def test_a_stop_before_a_due_evaluation_does_not_lose_it(lab, tmp_path):
     asked = iter([False, True])
     parts = lab(training={"evaluate_every": 1, "max_steps": 3})
     assert parts.trainer(tmp_path, stop_requested=lambda: next(asked)).run() == "stopped"
-    resumed = parts.trainer(tmp_path)
-    resumed.restore(resume.find_checkpoint(tmp_path, parts.identity, lambda _: None))
+    resumed = parts.resumed(tmp_path)
     assert resumed.run() == "finished"
     assert [evaluation.step for evaluation in resumed.state.evaluations] == [0, 1, 2, 3]
 
