@@ -15,7 +15,7 @@ from pathlib import Path
 
 SEEDS = (
     *("base-files", "apt", "dpkg", "bash", "dash", "coreutils", "passwd", "login", "findutils", "grep", "sed", "tar"),
-    *("gzip", "hostname", "libc-bin", "base-passwd", "ca-certificates", "libgomp1", "mawk", "tini"),
+    *("gzip", "hostname", "libc-bin", "base-passwd", "ca-certificates", "libgomp1", "tini"),
 )
 RECORDED_ONLY = ("g++", "libpython{python}-dev")
 LEFT_OUT = re.compile(r"/usr/share/(doc|man|locale|info|lintian|bug|zoneinfo)/|/usr/lib/[^/]+/(gconv|test)/")
@@ -42,23 +42,22 @@ def python_version() -> str:
 
 def missing_requirement() -> str | None:
     """Return the reason why this machine cannot create the image, or None."""
-    if shutil.which("apt-cache") is None or not Path("/usr/bin/python3").exists():
+    if shutil.which("dpkg-query") is None or not Path("/usr/bin/python3").exists():
         return "the fake base image consists of Debian packages, and this machine does not run Debian"
-    names = [*_seeds(), *_recorded_only()]
-    argv = ("dpkg-query", "--show", "--showformat=${Package} ${db:Status-Status}\n", *names)
-    listed = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60).stdout.splitlines()
-    missing = [name for name in names if f"{name} installed" not in listed]
+    installed = _installed_packages()
+    missing = [name for name in (*_seeds(), *_recorded_only()) if name not in installed]
     return f"apt-get install {' '.join(missing)}" if missing else None
 
 
 def create(archive: Path) -> None:
     """Write the image's root file system as a tar archive, for `docker import`."""
-    packages = _closure(_seeds())
+    installed = _installed_packages()
+    packages = _closure(installed, _seeds())
     with tarfile.open(archive, "w") as tar:
         for name in MERGED:
             if Path("/", name).is_symlink():
                 tar.add(f"/{name}", arcname=name, recursive=False)
-        _write(tar, "var/lib/dpkg/status", _dpkg_status(_closure([*_seeds(), *_recorded_only()])))
+        _write(tar, "var/lib/dpkg/status", _dpkg_status(_closure(installed, [*_seeds(), *_recorded_only()])))
         for name, master in MASTER_FILES.items():  # without this machine's users
             _write(tar, name, Path(master).read_bytes())
         for name in EMPTY_FILES:
@@ -84,12 +83,37 @@ def _recorded_only() -> list[str]:
     return [name.format(python=python_version()) for name in RECORDED_ONLY]
 
 
-def _closure(names: list[str]) -> list[str]:
-    """Return these packages and all installed ones that they depend on."""
-    kinds = ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")
-    argv = ("apt-cache", "depends", "--recurse", "--installed", *(f"--no-{kind}" for kind in kinds), *names)
-    listed = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
-    return sorted({line for line in listed if line[:1].isalnum()})
+def _installed_packages() -> dict[str, list[list[str]]]:
+    """Map each installed package and each provided name to its dependencies, each a list of alternatives."""
+    fields = "${Package}\t${db:Status-Abbrev}\t${Pre-Depends}, ${Depends}\t${Provides}\n"
+    listed = subprocess.run(("dpkg-query", "-W", "-f", fields), capture_output=True, text=True, check=True, timeout=60)
+    installed: dict[str, list[list[str]]] = {}
+    provided: dict[str, str] = {}
+    for line in listed.stdout.splitlines():
+        name, state, depends, provides = line.split("\t")
+        if state.startswith("ii"):
+            groups = [group.split("|") for group in depends.split(",") if group.strip()]
+            installed[name] = [[_package_name(alternative) for alternative in group] for group in groups]
+            provided |= {_package_name(alias): name for alias in provides.split(",") if alias.strip()}
+    return {**{alias: [[name]] for alias, name in provided.items()}, **installed}
+
+
+def _package_name(dependency: str) -> str:
+    return re.split(r"[ (:]", dependency.strip(), maxsplit=1)[0]
+
+
+def _closure(installed: dict[str, list[list[str]]], seeds: list[str]) -> list[str]:
+    wanted, todo = set[str](), list(seeds)
+    while todo:
+        name = todo.pop()
+        if name in installed and name not in wanted:
+            wanted.add(name)
+            todo += [
+                next(alternative for alternative in group if alternative in installed)
+                for group in installed[name]
+                if set(group) & set(installed)
+            ]
+    return sorted(wanted)
 
 
 def _files(packages: list[str]) -> list[str]:
