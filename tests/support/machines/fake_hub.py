@@ -1,128 +1,99 @@
 """Fake model hub: the HTTP that huggingface_hub uses to fetch a model, with switches for faults.
 
-    python -m tests.support.machines.fake_hub FOLDER PORT      (on the machine where the hub's client runs)
+    with FakeHub({"config.json": b"{}"}) as hub:        # at hub.host, with the files of the only model, org/tiny
+        hub.faults = {"gated": True, "token": "hf_x"}
 
-FOLDER/files contains the files of the only model, org/tiny. FOLDER/faults, a JSON object, is read at every request:
-gated, cut (bytes after which each of the first `cuts` responses with a large file breaks), flip (name of a file with a
-flipped bit), slow (seconds per 64 KiB).
-FOLDER/requests.jsonl has a line per request: path, status, range, bytes sent, and the authorization scheme.
-Not covered: Xet storage, redirects to a content network, rate limits.
+Faults: gated (but for `token`), cut (bytes after which each of the first `cuts` responses with a large file breaks),
+flip (name of a file with a flipped bit), slow (seconds per 64 KiB). `requests` has a record of each request: path,
+range, bytes sent, and the authorization scheme. Not covered: Xet storage, redirects to a content network, rate limits.
 """
 
 import hashlib
 import json
-import sys
-import threading
 import time
-from http.server import ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
-from tests.support.machines.http_stubs import StubHandler
+from tests.support.machines.http_stubs import StubHandler, StubServer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LFS_MIN_BYTES = 100_000  # larger files are "LFS", with a sha256
 MODEL = "org/tiny"
 
 
-class FakeHub(StubHandler):
+class FakeHub(StubServer):
+    def __init__(self, files: dict[str, bytes]) -> None:
+        super().__init__(_Handler)
+        self.files, self.faults, self.requests = files, dict[str, Any](), list[dict[str, Any]]()
+        self.cuts = 0
+
+    def handle_error(self, *_: object) -> None:
+        """Ignore errors: a client that is killed hangs up."""
+
+
+class _Handler(StubHandler):
     protocol_version = "HTTP/1.1"
-    folder: Path
-    lock = threading.Lock()
+    server: FakeHub
 
     def do_GET(self) -> None:
-        faults = json.loads((self.folder / "faults").read_text())
-        path = self.path.partition("?")[0]
-        authorized = self.headers.get("Authorization") == f"Bearer {faults.get('token', 'none')}"
+        path, authorization = self.path.partition("?")[0], self.headers.get("Authorization", "")
+        faults = self.server.faults
         if path.startswith(f"/api/models/{MODEL}"):
             revision = path.rpartition("/revision/")[2] if "/revision/" in path else "main"
             if revision not in ("main", "v1", COMMIT):
                 return self._send_error(404, "RevisionNotFound", "Invalid rev id")
-            return self._send(json.dumps(self._model_info(faults)).encode(), "application/json")
-        if path.startswith(f"/{MODEL}/resolve/"):
-            if faults.get("gated") and not authorized:
-                code = 403 if self.headers.get("Authorization") else 401
-                return self._send_error(code, "GatedRepo", f"Access to model {MODEL} is restricted.")
-            return self._send_file(path.split("/", 5)[5], faults)
-        return self._send_error(404, "RepoNotFound", "Repository not found")
-
-    do_HEAD = do_GET
-
-    def _model_info(self, faults: dict[str, Any]) -> dict[str, Any]:
-        siblings = []
-        for path in sorted((self.folder / "files").iterdir()):
-            content = path.read_bytes()
-            entry: dict[str, Any] = {"rfilename": path.name, "size": len(content), "blobId": git_sha1(content)}
-            if len(content) > LFS_MIN_BYTES:
-                entry["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
-            siblings.append(entry)
-        return {"id": MODEL, "modelId": MODEL, "sha": COMMIT, "private": False, "gated": bool(faults.get("gated")),
-                "tags": [], "downloads": 0, "likes": 0, "siblings": siblings}  # fmt: skip
-
-    def _send_file(self, name: str, faults: dict[str, Any]) -> None:
-        path = self.folder / "files" / name
-        if not path.is_file():
+            return self._send(json.dumps(self._model_info()).encode(), {"Content-Type": "application/json"})
+        if not path.startswith(f"/{MODEL}/resolve/"):
+            return self._send_error(404, "RepoNotFound", "Repository not found")
+        if faults.get("gated") and authorization != f"Bearer {faults.get('token')}":
+            return self._send_error(403 if authorization else 401, "GatedRepo", f"Access to {MODEL} is restricted.")
+        name = path.split("/", 5)[5]
+        if name not in self.server.files:
             return self._send_error(404, "EntryNotFound", "Entry not found")
-        content = path.read_bytes()
+        content = self.server.files[name]
         etag = hashlib.sha256(content).hexdigest() if len(content) > LFS_MIN_BYTES else git_sha1(content)
         if faults.get("flip") == name:
             content = content[:50_000] + bytes([content[50_000] ^ 1]) + content[50_001:]
-        return self._send(content, "application/octet-stream", etag=etag, faults=faults)
+        return self._send(content, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"})
 
-    def _send(
-        self, content: bytes, kind: str, *, etag: str | None = None, faults: dict[str, Any] | None = None
-    ) -> None:
-        faults, byte_range = faults or {}, self.headers.get("Range")
+    do_HEAD = do_GET
+
+    def _model_info(self) -> dict[str, Any]:
+        siblings = []
+        for name, content in sorted(self.server.files.items()):
+            entry: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": git_sha1(content)}
+            if len(content) > LFS_MIN_BYTES:
+                entry["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+            siblings.append(entry)
+        return {"id": MODEL, "modelId": MODEL, "sha": COMMIT, "private": False, "gated": False, "tags": [],
+                "downloads": 0, "likes": 0, "siblings": siblings}  # fmt: skip
+
+    def _send(self, content: bytes, headers: dict[str, str]) -> None:
+        byte_range = self.headers.get("Range")
         start = int(byte_range.removeprefix("bytes=").partition("-")[0]) if byte_range else 0
-        body, status, is_head = content[start:], 206 if byte_range else 200, self.command == "HEAD"
-        headers = {"Content-Type": kind, "Content-Length": str(len(body))}
-        if byte_range:
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        if etag is not None:
-            headers |= {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        self.send_head(status, headers)
-        sent = 0 if is_head else self._write_body(body, faults)
-        self._log_request(status, byte_range, sent)
-        if not is_head and sent < len(body):
-            self.close_connection = True
-
-    def _write_body(self, body: bytes, faults: dict[str, Any]) -> int:
-        stop = len(body)
-        if len(body) > LFS_MIN_BYTES and faults.get("cut"):
-            with self.lock:
-                counter = self.folder / "cuts"
-                counter.touch()
-                if counter.stat().st_size < faults["cuts"]:
-                    counter.write_text(counter.read_text() + ".")
-                    stop = min(stop, faults["cut"])
-        sent = 0
-        while sent < stop:
-            chunk = body[sent : min(stop, sent + 65_536)]
-            self.wfile.write(chunk)
-            sent += len(chunk)
-            if len(body) > LFS_MIN_BYTES:
-                time.sleep(faults.get("slow", 0))
-        self.wfile.flush()
-        return sent
+        body = content[start:]
+        ranges = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if byte_range else {}
+        self.send_head(206 if byte_range else 200, {**headers, **ranges, "Content-Length": str(len(body))})
+        record = self._record(byte_range)
+        if self.command == "HEAD":
+            return
+        faults, stop, is_large = self.server.faults, len(body), len(body) > LFS_MIN_BYTES
+        if is_large and self.server.cuts < faults.get("cuts", 0):
+            self.server.cuts += 1
+            stop, self.close_connection = min(stop, faults["cut"]), True
+        for at in range(0, stop, 65_536):
+            self.wfile.write(body[at : min(stop, at + 65_536)])
+            record["sent"] = min(stop, at + 65_536)
+            time.sleep(faults.get("slow", 0) if is_large else 0)
 
     def _send_error(self, status: int, code: str, message: str) -> None:
-        body = json.dumps({"error": message}).encode()
-        headers = {"X-Error-Code": code, "X-Error-Message": message, "Content-Type": "application/json"}
-        self.reply(status, body, headers)
-        self._log_request(status, None, 0)
+        self._record(None)
+        self.reply(status, json.dumps({"error": message}).encode(), {"X-Error-Code": code, "X-Error-Message": message})
 
-    def _log_request(self, status: int, byte_range: str | None, sent: int) -> None:
-        scheme = (self.headers.get("Authorization") or "").partition(" ")[0]
-        line = {"path": self.path, "method": self.command, "status": status, "range": byte_range}
-        line |= {"sent": sent, "as": scheme}
-        with self.lock, (self.folder / "requests.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+    def _record(self, byte_range: str | None) -> dict[str, Any]:
+        scheme = self.headers.get("Authorization", "").partition(" ")[0]
+        self.server.requests.append({"path": self.path, "range": byte_range, "sent": 0, "as": scheme})
+        return self.server.requests[-1]
 
 
 def git_sha1(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-if __name__ == "__main__":
-    FakeHub.folder = Path(sys.argv[1])
-    ThreadingHTTPServer(("0.0.0.0", int(sys.argv[2])), FakeHub).serve_forever()  # noqa: S104 - in a separate network namespace

@@ -3,22 +3,17 @@
 import hashlib
 import json
 import secrets
-import socket
 import struct
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.faults import read_process_table
 from tests.support.hosts.local_fleet import fill_disk, mounted_tmpfs
-from tests.support.machines.fake_hub import COMMIT, MODEL
-from tests.support.machines.ports import free_ports
+from tests.support.machines.fake_hub import COMMIT, MODEL, FakeHub
 from tests.support.machines.ssh_tools import wait_for
 from tests.support.paths import ROOT
 
@@ -45,27 +40,21 @@ WANTED = {
 OTHERS = {"README.md": b"not fetched", "pytorch_model.bin": b"a pickle", "consolidated.safetensors": shard("all", 8)}
 
 
-class Hub:
-    """The hub's folder, and `inv model.fetch` from it."""
+class Hub(FakeHub):
+    """The hub, and `inv model.fetch` from it."""
 
-    def __init__(self, folder: Path, project: Path, inv: Inv) -> None:
-        self.folder, self.inv, self.token_file = folder, inv, project.parent / "hub-token"
-        self.share = project.parent / "share"
-        self.model, self.expected = self.share / "qlora-fleet" / "models" / NAME, dict(WANTED)
+    def __init__(self, project: Path, inv: Inv) -> None:
+        super().__init__({**WANTED, **OTHERS})
+        self.inv, self.token_file, self.share = inv, project.parent / "hub-token", project.parent / "share"
+        self.share.mkdir()
+        self.model = self.share / "qlora-fleet" / "models" / NAME
 
     def set_token(self, token: str) -> None:
         self.token_file.touch(mode=0o600)
         self.token_file.write_text(token + "\n")
 
-    def set_faults(self, **faults: Any) -> None:
-        (self.folder / "faults").write_text(json.dumps(faults))
-
-    def requests(self) -> list[dict[str, Any]]:
-        path = self.folder / "requests.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
     def sent_bytes(self, name: str) -> int:
-        return sum(line["sent"] for line in self.requests() if line["path"].endswith(f"/{name}"))
+        return sum(request["sent"] for request in self.requests if request["path"].endswith(f"/{name}"))
 
     def fetch(self, *flags: str, code: int = 0, share: Path | None = None) -> str:
         """Run `inv model.fetch` and assert its exit code. Returns standard error if it fails, else standard output."""
@@ -86,47 +75,32 @@ class Hub:
         subprocess.run(["sha256sum", "--quiet", "--check", "SHA256SUMS"], cwd=folder, check=True)
         assert {entry["path"] for entry in manifest["files"]} == set(content)
         content.pop("SHA256SUMS")
-        return content == self.expected and not [path for path in folder.iterdir() if path.is_dir()]
+        return content == {name: self.files[name] for name in WANTED} and not [
+            path for path in folder.iterdir() if path.is_dir()
+        ]
 
 
 @pytest.fixture
-def hub(tmp_path: Path, project: Path, inv: Inv, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    folder, port = tmp_path / "hub", free_ports()
-    (folder / "files").mkdir(parents=True)
-    for name, content in {**WANTED, **OTHERS}.items():
-        (folder / "files" / name).write_bytes(content)
+def hub(project: Path, inv: Inv, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     (project / "image").symlink_to(ROOT / "image")  # the lock of the hub's client
-    monkeypatch.setenv("INVOKE_HUB_ENDPOINT", f"http://127.0.0.1:{port}")
-    hub = Hub(folder, project, inv)
-    hub.share.mkdir()
-    hub.set_faults()
-    argv = (sys.executable, "-m", "tests.support.machines.fake_hub", str(folder), str(port))
-    with subprocess.Popen(argv, cwd=ROOT) as server:
-        try:
-            wait_for(partial(_is_listening, port), "the hub")
-            yield hub
-        finally:
-            server.kill()
-
-
-def _is_listening(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
+    with Hub(project, inv) as hub:
+        monkeypatch.setenv("INVOKE_HUB_ENDPOINT", f"http://{hub.host}")
+        yield hub
 
 
 def test_a_model_is_fetched_and_verified_and_only_damaged_files_are_fetched_again(hub: Hub) -> None:
-    hub.set_faults(flip=SHARDS[1])
+    hub.faults = {"flip": SHARDS[1]}
     assert f"{SHARDS[1]}: " in hub.fetch(code=4)
     assert not (hub.model / "manifest.json").exists()
     assert not (hub.model / SHARDS[1]).exists()
-    hub.set_faults()
+    hub.faults = {}
     assert f"{MODEL} at {COMMIT}: 6 files" in hub.fetch()
     assert hub.is_complete(hub.model)
     assert [hub.sent_bytes(name) for name in OTHERS] == [0, 0, 0]
 
-    before = len(hub.requests())
+    before = len(hub.requests)
     assert "nothing was downloaded" in hub.fetch("--revision", "main")  # resolved by the first fetch, and recorded
-    assert len(hub.requests()) == before
+    assert len(hub.requests) == before
 
     path = hub.model / SHARDS[1]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -138,24 +112,23 @@ def test_a_model_is_fetched_and_verified_and_only_damaged_files_are_fetched_agai
 
 def test_an_interrupted_download_is_resumed_within_the_file_and_kept_here(hub: Hub, project: Path) -> None:
     large = shard("a", 1 << 22)
-    (hub.folder / "files" / SHARDS[0]).write_bytes(large)
-    hub.expected[SHARDS[0]] = large
-    hub.set_faults(cut=12_000_000, cuts=2)  # the hub's client writes chunks of 10 MiB
+    hub.files[SHARDS[0]] = large
+    hub.faults = {"cut": 12_000_000, "cuts": 2}  # the hub's client writes chunks of 10 MiB
     output = hub.fetch("--here")
     assert output.splitlines()[-1] == f"to use it: `inv train --model=models/{NAME}`"
     assert hub.is_complete(project / "models" / NAME)
-    assert any(line["range"] for line in hub.requests())
+    assert any(line["range"] for line in hub.requests)
     assert sum(map(hub.sent_bytes, SHARDS)) < len(large) + len(WANTED[SHARDS[1]]) + 2 * 2_500_000
 
 
 def test_a_gated_model_needs_a_token_which_appears_nowhere(hub: Hub, project: Path) -> None:
-    hub.set_faults(gated=True, token=TOKEN)
+    hub.faults = {"gated": True, "token": TOKEN}
     assert f"{MODEL} is gated: it needs a token; " in hub.fetch(code=2)
     hub.set_token("hf_another")
     assert f"{MODEL} is gated: this token " in hub.fetch(code=2)
 
     hub.set_token(TOKEN)
-    hub.set_faults(gated=True, token=TOKEN, slow=0.02)
+    hub.faults = {"gated": True, "token": TOKEN, "slow": 0.02}
     leaks = list[bytes]()
     with ThreadPoolExecutor() as threads:
         fetching = threads.submit(hub.fetch)
@@ -164,7 +137,7 @@ def test_a_gated_model_needs_a_token_which_appears_nowhere(hub: Hub, project: Pa
     assert SECRET_MARK not in fetching.result()
     assert leaks == []
     assert hub.is_complete(hub.model)
-    assert any(line["as"] == "Bearer" for line in hub.requests())
+    assert any(line["as"] == "Bearer" for line in hub.requests)
     for path in (*project.rglob("*"), *hub.share.rglob("*")):
         assert path.is_fifo() is False
         if path.is_file():
@@ -178,11 +151,11 @@ def test_a_disk_that_is_too_small_or_fills_up_is_reported(hub: Hub, tmp_path: Pa
         assert "GB free" in output
         assert f"inv model.fetch --model {MODEL} --tmpdir {small}" in output
     with mounted_tmpfs(tmp_path / "next", "96m") as disk, ThreadPoolExecutor() as threads:
-        hub.set_faults(slow=0.1)
+        hub.faults = {"slow": 0.1}
         fetching = threads.submit(hub.fetch, code=3, share=disk)
-        wait_for(lambda: any(line["path"].endswith("tokenizer.json") for line in hub.requests()), "a start")
+        wait_for(lambda: any(line["path"].endswith("tokenizer.json") for line in hub.requests), "a start")
         fill_disk(disk)
         assert "no space left" in fetching.result()
         (disk / "filler").unlink()
-        hub.set_faults()
+        hub.faults = {}
         hub.fetch(share=disk)
