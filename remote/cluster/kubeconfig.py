@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from bench.records import schema
 from remote.hosts.command import mask_opaque
@@ -25,7 +25,7 @@ CREDENTIAL_TIMEOUT_SEC = 120.0  # kubectl's own timeout here; the operator may h
 class Target:
     """Context of a kubeconfig and namespace that the tasks use.
 
-    `config` is the kubeconfig of this context only, with its credentials.
+    `config` is the kubeconfig of this context only, with its credentials; the others are its one cluster and user.
     """
 
     context: str
@@ -35,18 +35,8 @@ class Target:
     kubeconfig: str | None = None
     server: str = ""
     config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def cluster_config(self) -> Mapping[str, Any]:
-        return self._first("clusters", "cluster")
-
-    @property
-    def user_config(self) -> Mapping[str, Any]:
-        return self._first("users", "user")
-
-    def _first(self, plural: str, singular: str) -> Mapping[str, Any]:
-        entries = self.config.get(plural) or [{}]
-        return cast("Mapping[str, Any]", entries[0].get(singular) or {})
+    cluster_config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    user_config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __str__(self) -> str:
         unverified = " (its certificate is not verified)" if self.cluster_config.get("insecure-skip-tls-verify") else ""
@@ -74,17 +64,19 @@ def resolve(*, kubeconfig: str | None, context: str | None, namespace: str, prov
             f"kubeconfig {paths}: {problem}, there are {', '.join(names) or 'none'}", remedy="set cluster.context"
         )
     config = schema.parse_object(view.stdout)
-    chosen = config["contexts"][0]
-    for entry in config.get("users") or ():
-        _make_absolute(entry["user"], files)
+    chosen, cluster = config["contexts"][0], config["clusters"][0]["cluster"]
+    user: dict[str, Any] = (config.get("users") or [{}])[0].get("user") or {}
+    _make_absolute(user, files)
     return Target(
         context=str(chosen["name"]),
         cluster=str(chosen["context"].get("cluster", "?")),
         user=str(chosen["context"].get("user", "?")),
         namespace=namespace,
         kubeconfig=kubeconfig,
-        server=str(config["clusters"][0]["cluster"].get("server", "?")),
+        server=str(cluster.get("server", "?")),
         config=config,
+        cluster_config=cluster,
+        user_config=user,
     )
 
 

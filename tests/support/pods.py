@@ -122,7 +122,9 @@ class PodFleet(LocalFleet):
         return hosts_of(self.pods, self.size, self.label)
 
     def launch(self, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
-        return launch(self.shared, host, planned, attempt, folder)
+        command = run_fake_bench(host, planned, attempt, folder, log=f"{self.shared}/bench.log")
+        output_folder = shared_output_folder(self.shared, "r1", planned.trial_id, attempt)
+        return with_shared_output(command, host, output_folder, folder)
 
     def pod_fleet(self, *, limits: RetryLimits = LIMITS, hosts: Sequence[Host] | None = None, **more: Any) -> Fleet:
         hosts = self.pod_hosts() if hosts is None else hosts
@@ -235,10 +237,6 @@ def with_short_silence(hosts: Sequence[PodHost]) -> list[PodHost]:
     return [replace(host, silence_sec=4.0) for host in hosts]
 
 
-def worker_of(pod: dict[str, Any]) -> str:
-    return f"worker-{pod['index'] + 1}"
-
-
 def skewed_clock(folder: Path) -> Path:
     """Build a library that changes the clock of the programs that preload it. Skips the test without cc.
 
@@ -275,9 +273,3 @@ def hosts_of(pods: PodIndex, size: int, label: str) -> list[PodHost]:
         )
         for index in range(size)
     ]
-
-
-def launch(shared: str, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
-    command = run_fake_bench(host, planned, attempt, folder, log=f"{shared}/bench.log")
-    output_folder = shared_output_folder(shared, "r1", planned.trial_id, attempt)
-    return with_shared_output(command, host, output_folder, folder)

@@ -13,7 +13,6 @@ import pytest
 from remote.hosts.command import Command
 from remote.hosts.host_protocol import Completed, HostUnreachable
 from remote.hosts.pods.host import PodHost
-from remote.hosts.pods.kubectl import Forbidden
 from remote.jobs.job import Agent, Job, JobSpec, JobState
 from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import kill_kubectl_execs, wait_for
@@ -66,22 +65,6 @@ def test_a_killed_kubectl_leaves_nothing_running_in_the_pod(pods: PodFleet) -> N
         run(host, "sh", "-c", "echo here; sleep 77", on_stdout=lambda _: kill_kubectl_execs())
     pod = pods.pod_of("worker-1")["name"]
     wait_for(lambda: ["sleep", "77"] not in pods.cluster.processes(pod).values(), "the command is gone")
-
-
-# --- rights and targets -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("verbs", "resource", "expected"),
-    [(("get", "create"), "pods/exec", "create on pods/exec"), (("list",), "pods", "list on pods")],
-)
-def test_a_role_without_a_right_is_refused_and_the_right_is_named(
-    pods: PodFleet, verbs: tuple[str, ...], resource: str, expected: str
-) -> None:
-    for verb in verbs:
-        pods.cluster.faults.forbid(verb=verb, resource=resource)
-    with pytest.raises(Forbidden, match=expected):
-        run(pods.pod_hosts()[0], "true")
 
 
 # --- jobs and files ---------------------------------------------------------------------------------------------------

@@ -5,23 +5,12 @@ nodes. test_pods_outage.py has the faults that last half a minute.
 """
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from remote.fleet.events import EventType
-from remote.fleet.retry_policy import LoginTimeout
 from tests.support.hosts.local_fleet import wait_for
-from tests.support.pods import (
-    EVICTION_SCALE,
-    LIMITS,
-    PodFleet,
-    fixtures,
-    with_short_silence,
-    worker_of,
-)
+from tests.support.pods import EVICTION_SCALE, LIMITS, PodFleet, fixtures, with_short_silence
 
 PODS = 3
 shared_fleet, pods = fixtures(PODS, toleration_scale=EVICTION_SCALE)
@@ -89,33 +78,6 @@ def test_an_operator_who_logs_in_again_finds_every_trial_unchanged(pods: PodFlee
     assert pods.events_of(EventType.WORKER_LOST) == []
 
 
-def test_a_login_timeout_ends_no_trial_and_a_resumed_run_continues_them(
-    pods: PodFleet,
-) -> None:
-    pods.plan("slow a", "success-then-lingers b", workers=2)
-    pods.use_credential_program()
-    hosts = with_short_silence(pods.pod_hosts())[:2]
-    fleet = pods.pod_fleet(hosts=hosts, limits=replace(LIMITS, login_timeout_sec=1.0))
-    with ThreadPoolExecutor(1) as thread:
-        run = thread.submit(fleet.run)
-        wait_for(
-            lambda: pods.bench_log_lines("started", "slow-a") and pods.bench_log_lines("succeeded"),
-            "one runs and one is done",
-        )
-        pods.cluster.break_program()
-        for pod in pods.live():
-            pods.cluster.faults.end_streams(pod["node"], "close-1000-without-status")
-        with pytest.raises(LoginTimeout, match=r"worker-\d: .*kubeconfig.* 1 s"):
-            run.result()
-    assert pods.ledger_lines("ended") == []
-    assert pods.ledger_lines("retried") == []
-    pods.release_slow_trials()
-    pods.restore_credentials()
-    pods.pod_fleet(hosts=hosts).run()
-    assert set(pods.statuses().values()) == {"SUCCEEDED"}
-    assert len(pods.bench_log_lines("started")) == 2
-
-
 def test_trials_wait_for_their_own_worker_while_the_others_go_on(pods: PodFleet) -> None:
     """A silent node, unnoticed: its pod says Running. And a pod whose replacement cannot start."""
     faults = pods.cluster.faults
@@ -127,7 +89,7 @@ def test_trials_wait_for_their_own_worker_while_the_others_go_on(pods: PodFleet)
         faults.fail_pulls("*", "timeout")
         faults.delete_pod(deleted["name"], grace=0)
         faults.silence_node(silent["node"])
-        for worker in map(worker_of, (silent, deleted)):
+        for worker in ("worker-1", "worker-2"):
             wait_for(lambda w=worker: pods.events_of(EventType.WORKER_LOST, w), "its worker counts as lost")
         pods.release_slow_trials()
         wait_for(lambda: [line["trial_id"] for line in pods.ledger_lines("ended")] == ["slow-other"], "the other ends")

@@ -45,7 +45,6 @@ class Operator:
     namespace: str
     settings: dict[str, Any]
     server: ForkServer
-    password: str = PASSWORD
     path: str = field(default_factory=lambda: os.environ["PATH"])
 
     @property
@@ -53,19 +52,13 @@ class Operator:
         return str(self.settings["cluster"]["image"])
 
     @property
-    def registry_user(self) -> str:
-        return str(self.settings["registry"]["user"])
-
-    @property
     def results(self) -> Path:
         return self.project / "results"
 
     def set_cluster(self, **cluster: Any) -> None:
-        """Change settings of the section cluster; `size` is fleet.size, `registry_user` registry.user."""
+        """Change settings of the section cluster; `size` is fleet.size."""
         if "size" in cluster:
             self.settings["fleet"]["size"] = cluster.pop("size")
-        if "registry_user" in cluster:
-            self.settings["registry"]["user"] = cluster.pop("registry_user")
         self.settings["cluster"] |= cluster
 
     def environment(self) -> dict[str, str]:
@@ -163,5 +156,5 @@ def operator(cluster: Cluster, tmp_path: Path, inv_server: ForkServer) -> Iterat
 @pytest.fixture
 def deployed(operator: Operator) -> Operator:
     """Provide an operator with two workers that are up."""
-    operator.inv("deploy", stdin=f"{operator.password}\n")
+    operator.inv("deploy", stdin=f"{PASSWORD}\n")
     return operator

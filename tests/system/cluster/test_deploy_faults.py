@@ -8,7 +8,7 @@ import threading
 
 from tasks.cli.lock import acquire_lock
 from tests.support.cloud_words import CLOUD_WORDS
-from tests.system.cluster.conftest import DIGEST, NODES, Operator
+from tests.system.cluster.conftest import DIGEST, NODES, PASSWORD, Operator
 
 
 def test_expired_credentials_are_an_error_and_a_restart_of_the_server_is_not(operator: Operator) -> None:
@@ -31,7 +31,7 @@ def test_what_a_user_may_not_read_or_grant_is_named_and_stops_nothing_else(opera
     # A run that waits for its pods does not lock out a deployment that restores them, only one that ends them.
     faults.forbid(verb="list", resource="nodes")
     with acquire_lock(operator.results, "bench (run r)"):
-        output = operator.inv("deploy", stdin=f"{operator.password}\n")
+        output = operator.inv("deploy", stdin=f"{PASSWORD}\n")
         assert "the nodes cannot be checked" in output
         assert "2 of 2 pods are up" in output
         operator.set_cluster(size=1)
@@ -90,7 +90,7 @@ def test_nodes_that_cannot_run_a_pod_are_named_with_the_remedy_and_the_sick_one_
 
 def test_a_controller_that_is_not_installed_is_named(operator: Operator) -> None:
     operator.set_cluster(overlay="job-4gpu-kueue", volume={"handle": "ocid1.filesystem:10.0.0.1:/export"})
-    output = operator.inv_unchanged("train", stdin=f"{operator.password}\n", code=2)
+    output = operator.inv_unchanged("train", stdin=f"{PASSWORD}\n", code=2)
     assert "Kueue" in output
     assert "; set cluster.overlay" in output
 
@@ -103,7 +103,7 @@ def test_a_failed_pull_ends_the_wait_with_its_cause_late_pods_with_the_command_a
     operator.settings["registry"] = {"user": "team+robot"}
     operator.set_cluster(provider="generic", image=f"registry.example.com/team/{operator.namespace}@{DIGEST}")
     faults.fail_pulls(operator.image, "token-401-wrong-user-form")
-    outputs = [operator.inv("nodes"), operator.inv("deploy", stdin=f"{operator.password}\n", code=1)]
+    outputs = [operator.inv("nodes"), operator.inv("deploy", stdin=f"{PASSWORD}\n", code=1)]
     remedy = f"`kubectl --namespace={operator.namespace} delete secret registry-login`"
     assert remedy in outputs[-1]
     assert outputs[-1].splitlines()[-1].count("`inv deploy") == 1, "not once more as the command that continues"

@@ -16,11 +16,11 @@ from remote.hosts.pods.kubectl import Kubectl
 from remote.hosts.pods.pod_index import PodIndex
 from remote.jobs.job import Agent, Job, JobSpec, JobState, slot_path
 from tests.support.hosts.local_fleet import wait_for
-from tests.system.cluster.conftest import NODES, PASSWORD, Operator
+from tests.system.cluster.conftest import NODES, OUR_USER, PASSWORD, Operator
 
 
 def test_a_deployment_comes_up_and_another_and_the_reading_tasks_change_nothing(operator: Operator) -> None:
-    output = operator.inv("deploy", stdin=f"{operator.password}\n")
+    output = operator.inv("deploy", stdin=f"{PASSWORD}\n")
     assert "2 of 2 pods are up" in output
     pods = operator.objects("pods")
     assert {pod["spec"]["nodeName"] for pod in pods} <= set(NODES)
@@ -113,18 +113,17 @@ def test_the_password_is_in_the_secret_and_nowhere_else(operator: Operator, tmp_
     operator.path = f"{bin_folder}:{operator.path}"
     fault = {"path": "*/secrets/*", "nth": 2, "times": 1, "status": 500, "message": f"cannot store {PASSWORD}"}
     operator.cluster.faults.fail_requests(**fault)
-    output = operator.inv("deploy", stdin=f"{operator.password}\n", code=1)
+    output = operator.inv("deploy", stdin=f"{PASSWORD}\n", code=1)
     assert "***" in output, "a secret that the server refuses is not printed"
-    output += operator.inv("deploy", stdin=f"{operator.password}\n")
+    output += operator.inv("deploy", stdin=f"{PASSWORD}\n")
 
     (secret,) = (
         candidate for candidate in operator.objects("secrets") if candidate["metadata"]["name"] == "ocir-secret"
     )
     config = secret["data"].pop(".dockerconfigjson")
-    password, registry = operator.password, operator.image.split("/", 1)[0]
-    login = json.loads(base64.b64decode(config))["auths"][registry]
-    assert (login["username"], login["password"]) == (operator.registry_user, password)
-    forms = [password, config, login["auth"], json.dumps(password)[1:-1]]
+    login = json.loads(base64.b64decode(config))["auths"][operator.image.split("/", 1)[0]]
+    assert (login["username"], login["password"]) == (OUR_USER, PASSWORD)
+    forms = [PASSWORD, config, login["auth"], json.dumps(PASSWORD)[1:-1]]
     files = [path.read_text(errors="replace") for path in operator.project.rglob("*") if path.is_file()]
     everything = [output, seen.read_text(errors="replace"), json.dumps(secret), *files, *operator.cluster.requests()]
     assert "kubectl\0" in everything[1], "the spy saw kubectl"

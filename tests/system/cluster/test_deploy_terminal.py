@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.support.terminal import PseudoTerminal
-from tests.system.cluster.conftest import INV, Operator
+from tests.system.cluster.conftest import INV, OUR_USER, PASSWORD, Operator
 
 
 class Terminal(PseudoTerminal):
@@ -42,14 +42,14 @@ def test_a_deployment_is_made_interrupted_continued_and_ended_with_prompts(
     operator.cluster.faults.fail_pulls(operator.image, "timeout")
     process = terminal("deploy")
     registry = operator.image.split("/", 1)[0]
-    process.wait_for(f"auth token of {operator.registry_user} at {registry}:")
-    process.type(f"{operator.password}\n")
+    process.wait_for(f"auth token of {OUR_USER} at {registry}:")
+    process.type(f"{PASSWORD}\n")
     process.wait_for("ImagePullBackOff", "ErrImagePull")
     process.interrupt()
     assert process.wait() == 130
     assert "interrupted; " in process.output
     assert "Traceback" not in process.output
-    assert operator.password not in process.output, "no echo"
+    assert PASSWORD not in process.output, "no echo"
     assert "index" in process.output, "the head of a live table"
 
     operator.cluster.faults.repair_pulls(operator.image)

@@ -1,19 +1,9 @@
-"""Label and field selectors of queries and specs."""
+"""Label and field selectors of queries."""
 
 import re
 from collections.abc import Callable
 
 from tests.support.kubernetes.api.answers import Json
-
-
-def _terms(text: str) -> list[str]:
-    return [term.strip() for term in re.split(r",(?![^(]*\))", text) if term.strip()]
-
-
-def labels_match(text: str, labels: dict[str, str]) -> bool:
-    """Return whether `labels` satisfy a selector such as `app=bench,tier=a`; no other operator is supported."""
-    pairs = [term.partition("=") for term in _terms(text)]
-    return all(labels.get(key) == value.removeprefix("=") for key, _, value in pairs)
 
 
 def field_of(obj: Json, path: str) -> str:
@@ -24,18 +14,15 @@ def field_of(obj: Json, path: str) -> str:
     return str(at)
 
 
-def fields_match(text: str, obj: Json) -> bool:
-    for term in _terms(text):
-        path, unequal, value = re.match(r"([^=!]+)(!?)==?(.*)", term).groups()  # type: ignore[union-attr]
-        if (field_of(obj, path) == value) == bool(unequal):
-            return False
-    return True
-
-
 def object_filter(label_text: str, field_text: str) -> Callable[[Json], bool]:
-    """Return the filter of a list or watch request."""
+    """Return the filter of a list or watch request; labels are compared only, as in `app=bench,tier=a`."""
+    labels = [re.split("==?", term) for term in label_text.split(",") if term]
+    fields = [re.split("(!?)==?", term) for term in field_text.split(",") if term]
 
     def holds(obj: Json) -> bool:
-        return labels_match(label_text, obj["metadata"].get("labels") or {}) and fields_match(field_text, obj)
+        own = obj["metadata"].get("labels") or {}
+        return all(own.get(name) == value for name, value in labels) and all(
+            (field_of(obj, path) == value) != bool(unequal) for path, unequal, value in fields
+        )
 
     return holds

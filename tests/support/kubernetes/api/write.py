@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.support.kubernetes.admission.defaults import fill
 from tests.support.kubernetes.api.answers import Json, Refusal, not_found
 from tests.support.kubernetes.store.apply import apply, merge_patch
 from tests.support.kubernetes.store.resources import Target
@@ -17,6 +16,10 @@ _SERVER_OWNED = (
     "namespace",
     "name",
 )
+
+
+# Default fields, as far as the cluster's parts and our requests need them.
+_PHASES = {"pods": "Pending", "persistentvolumeclaims": "Pending", "persistentvolumes": "Available"}
 
 
 class Writer:
@@ -64,3 +67,15 @@ class Writer:
         if dry:
             return made
         return self._store.replace(at.resource.key, made)
+
+
+def fill(key: str, obj: Json) -> None:
+    """Add the kind's defaults to an object that already has its metadata."""
+    if key in _PHASES:
+        obj.setdefault("status", {"phase": _PHASES[key]})
+    if key == "services" and obj["spec"].get("publishNotReadyAddresses") is False:
+        del obj["spec"]["publishNotReadyAddresses"]  # Go omits what is false, and so the API drops it
+    if key == "jobs.batch":
+        obj.setdefault("status", {})
+        labels = obj["spec"]["template"].setdefault("metadata", {}).setdefault("labels", {})
+        labels["batch.kubernetes.io/job-name"] = obj["metadata"]["name"]
