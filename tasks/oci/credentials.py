@@ -58,11 +58,10 @@ def read_profile(file: Path, profile: str, region: str | None, *, may_prompt: bo
     try:
         signer = _create_signer(config, name, profile, may_prompt=may_prompt)
         tenancy, own_region = config["tenancy"], config["region"]
-    except InvalidConfig as error:
-        problems = ", ".join(f"{key} is {problem}" for key, problem in sorted(error.errors.items()))
-        raise UsageError(f"{name}: {problems}", remedy="`oci setup config` writes it") from error
-    except KeyError as error:
-        raise UsageError(f"{name}: {error.args[0]} is missing", remedy="`oci setup config` writes it") from error
+    except (InvalidConfig, KeyError) as error:
+        problems = {error.args[0]: "missing"} if isinstance(error, KeyError) else error.errors
+        text = ", ".join(f"{key} is {problem}" for key, problem in sorted(problems.items()))
+        raise UsageError(f"{name}: {text}", remedy="`oci setup config` writes it") from error
     config["region"] = existing_region("tenancy.region" if region else f"{name}: region", own_region)
     return Credentials(name=name, tenancy=tenancy, region=config["region"], signer=signer, config=config)
 

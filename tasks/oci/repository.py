@@ -34,11 +34,13 @@ def create_repository(
         api.get(action, "manage repos", client.create_container_repository, details)
         visibility = "private, immutable: a tag can be pushed only once" if immutable else "private"
         print(f"created {full_name}, {visibility}, in {compartment_name}")
-    else:
-        visibility = "PUBLIC: everyone can pull from it" if existing.is_public else "private"
-        print(f"{full_name} exists in {compartment_name}, {visibility}")
-        if immutable:
-            _check_immutable(api, client, existing, full_name)
+        return None
+    visibility = "PUBLIC: everyone can pull from it" if existing.is_public else "private"
+    print(f"{full_name} exists in {compartment_name}, {visibility}")
+    reading = (f"reading repository {full_name}", "read repos", client.get_container_repository)
+    if immutable and not api.get(*reading, required(existing, "id")).is_immutable:
+        remedy = "change that in the console, or use another repository"
+        raise UsageError(f"{full_name} exists and is not immutable", remedy=remedy)
     return None
 
 
@@ -49,17 +51,6 @@ def _find_repository(
     request = ("finding the repository", "manage repos", client.list_container_repositories)
     repositories = api.list_all(*request, compartment, display_name=path)
     return next((repository for repository in repositories if repository.display_name == path), None)
-
-
-def _check_immutable(
-    api: TenancyApi, client: ArtifactsClient, listed: ContainerRepositorySummary, full_name: str
-) -> None:
-    method = client.get_container_repository
-    repository = api.get(f"reading repository {full_name}", "read repos", method, required(listed, "id"))
-    if not repository.is_immutable:
-        raise UsageError(
-            f"{full_name} exists and is not immutable", remedy="change that in the console, or use another repository"
-        )
 
 
 def _repository_path(settings: Settings, api: TenancyApi, namespace: str) -> str:

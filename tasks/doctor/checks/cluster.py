@@ -50,14 +50,10 @@ NO_VOLUME = Fault(
 )
 def reachable(context: CheckContext) -> CheckResult:
     version = context.version.get_or_raise()[0]
-    if _version_numbers(version) < MIN_KUBELET:
+    match = _VERSION.match(version)
+    if match is None or (int(match[1]), int(match[2])) < MIN_KUBELET:
         return OLD.result(version=version)
     return passed(f"Kubernetes {version}: {context.cluster.get_or_skip().target}")
-
-
-def _version_numbers(version: str) -> tuple[int, int]:
-    match = _VERSION.match(version)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 @CHECKS.register(
@@ -75,7 +71,7 @@ def rights(context: CheckContext) -> CheckResult:
     if to_run:
         return NO_PERMISSION.result(rights=", ".join(to_run), **values)
     if to_deploy:
-        return CANNOT_DEPLOY.result(rights=_first_names(to_deploy), **values)
+        return CANNOT_DEPLOY.result(rights=", ".join([*to_deploy[:6], *["..."] * (len(to_deploy) > 6)]), **values)
     count = len(RUN_PERMISSIONS) + len(deploy_permissions)
     return passed(f"{values['user']} may run trials and deploy: {count} permissions checked")
 
@@ -89,11 +85,6 @@ def _missing_permissions(cluster: Cluster, permissions: Sequence[tuple[str, Kind
         for (verb, kind, sub), is_allowed in zip(permissions, answers, strict=True)
         if not is_allowed
     ]
-
-
-def _first_names(names: Sequence[str], maximum: int = 6) -> str:
-    more = f" and {len(names) - maximum} more" if len(names) > maximum else ""
-    return ", ".join(names[:maximum]) + more
 
 
 @CHECKS.register(

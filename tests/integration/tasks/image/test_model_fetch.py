@@ -33,8 +33,8 @@ def shard(name: str, floats: int) -> bytes:
 WANTED = {
     "config.json": b'{"model_type": "mistral"}',
     "tokenizer.json": b"{}",
-    SHARDS[0]: shard("a", 1 << 20),
-    SHARDS[1]: shard("b", 1 << 19),
+    SHARDS[0]: shard("a", 1 << 18),
+    SHARDS[1]: shard("b", 1 << 17),
     "model.safetensors.index.json": json.dumps({"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}).encode(),
 }
 OTHERS = {"README.md": b"not fetched", "pytorch_model.bin": b"a pickle", "consolidated.safetensors": shard("all", 8)}
