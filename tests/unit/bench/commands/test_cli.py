@@ -9,11 +9,9 @@ import pytest
 
 from bench.commands import cli, run
 from bench.data.inputs import InputError
-from bench.harness.record import summary_line
-from bench.records.result import Steps, TrialResult
+from bench.records.result import TrialResult
 from bench.records.run import Progress
 from bench.records.status import Outcome, ReasonCode, TrialStatus, read_failure
-from tests.support.reports.synthetic import metrics_of
 
 
 def test_inspect_reports_the_inputs_or_rejects_them_in_one_line(capsys, model_folder: Path, data_file: Path):
@@ -116,14 +114,3 @@ def test_metrics_are_mean_amounts_over_the_median_step_if_one_was_measured(make_
     assert (result.metrics, result.status, result.worker) == (None, TrialStatus.TIMED_OUT, "w")
     progress = Progress(**json.loads((tmp_path / "progress.json").read_text()))
     assert (progress.phase, progress.step, progress.steps) == ("write", 1, 3)
-
-
-def test_the_summary_is_one_line_with_status_trial_profile_and_units(make_trial):
-    times, losses = [0.15, 0.2, 0.25], [8.0, 4.0, None]
-    steps = Steps(step_time_sec=times, loss=losses, samples=[2] * 3, tokens=[64] * 3, useful_tokens=[30] * 3)
-    metrics = metrics_of(steps, peak_vram_bytes=3 << 30)
-    line = summary_line(make_trial(), "small", Outcome(TrialStatus.FAILED, reason="the loss is nan"), metrics, 12.34)
-    assert line == (
-        "FAILED small [tiny]: the loss is nan: 0.2000 s/step [0.1500, 0.2500], "
-        "320 tokens/s (150 useful), peak VRAM 3.00 GiB, 12.3 s in all"
-    )

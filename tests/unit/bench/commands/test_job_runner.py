@@ -30,13 +30,17 @@ def spec_of(trial: Trial, **values: Any) -> TrainingJobSpec:
     return dataclasses.replace(first, **values)
 
 
+@pytest.fixture(autouse=True)
+def _own_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
+
+
 @pytest.fixture
 def run_script(
     tmp_path: Path, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, TrainingJobEnd | None]]:
     """Function that runs the first pod of a job spec with scripted attempts; returns (exit code, the end it wrote)."""
     monkeypatch.setattr(job_runner, "RETRY_DELAY_SEC", 0.0)
-    monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
     message = tmp_path / "termination-log"
     message.touch()
     monkeypatch.setattr(job_runner, "TERMINATION_LOG", message)
@@ -68,12 +72,27 @@ def run_script(
     return run
 
 
-def test_an_attempt_that_ended_for_an_external_reason_is_restarted(run_script, tmp_path: Path) -> None:
-    lost = (1, TrialStatus.LOST, "rank 1 was lost with its machine")
-    code, end = run_script([lost, (-9, None, None), (0, TrialStatus.SUCCEEDED, None)])
-    assert code == 0
-    assert end == TrainingJobEnd(attempt=3, end=TrialStatus.SUCCEEDED, reason=None)
-    assert attempt_numbers(tmp_path / "r1", "train") == [1, 2, 3]
+DIED = (1, TrialStatus.LOST, "rank 0 was killed by SIGKILL")
+DRAINED = (1, ReasonCode.WORKER_STOPPED, "one of its workers was told to stop")
+ABSENT = (1, ReasonCode.START_TIMED_OUT, "rank 1 did not start within 180 s")
+USED_UP = ReasonCode.RESTARTS_USED_UP
+
+
+@pytest.mark.parametrize(
+    ("script", "end", "cause"),
+    [
+        ([DIED, (-9, None, None), (0, TrialStatus.SUCCEEDED, None)], TrialStatus.SUCCEEDED, None),
+        ([(3, None, None)] * 3, TrialStatus.LOST, USED_UP),
+        ([DIED, DRAINED, ABSENT, ABSENT, DRAINED, DIED, DIED], TrialStatus.LOST, USED_UP),
+    ],
+)
+def test_a_lost_attempt_is_repeated_while_restarts_are_left_and_one_from_outside_is_not_counted(
+    run_script, tmp_path: Path, script: Script, end: TrialStatus, cause: ReasonCode | None
+) -> None:
+    code, ended = run_script(script)
+    assert (code, ended.end, ended.reason_code, ended.attempt) == (0, end, cause, len(script))
+    assert cause is None or "train.max_restarts: 2 " in ended.reason
+    assert attempt_numbers(tmp_path / "r1", "train") == [*range(1, len(script) + 1)]
 
 
 @pytest.mark.parametrize(
@@ -100,20 +119,6 @@ def test_an_end_that_a_restart_cannot_change_is_final_and_no_pod_is_started_agai
     assert run_script([]) == (0, end), "a pod that starts nevertheless runs no attempt"
 
 
-def test_an_attempt_without_a_result_is_repeated_as_often_as_restarts_are_left(run_script) -> None:
-    assert run_script([(3, None, None)] * 3)[1].reason_code is ReasonCode.RESTARTS_USED_UP
-
-
-def test_restarts_for_pods_that_were_drained_or_had_not_started_are_not_counted(run_script) -> None:
-    drained = (1, ReasonCode.WORKER_STOPPED, "one of its workers was told to stop")
-    absent = (1, ReasonCode.START_TIMED_OUT, "rank 1 did not start within 180 s")
-    died = (1, TrialStatus.LOST, "rank 0 was killed by SIGKILL")
-    code, end = run_script([died, drained, absent, absent, drained, died, died])
-    assert code == 0
-    assert end.reason_code is ReasonCode.RESTARTS_USED_UP
-    assert "train.max_restarts: 2 " in end.reason
-
-
 def test_a_number_that_another_copy_of_the_first_pod_has_taken_is_left_to_it(
     run_script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +133,6 @@ def test_a_failure_of_the_volume_may_pass_in_another_pod(
 ) -> None:
     spec = spec_of(make_trial(), shared=str(tmp_path))
     monkeypatch.setenv(JOB_SPEC_VARIABLE, json.dumps(schema.to_json(spec)))
-    monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
     codes = (ExitCode.RETRYABLE, ExitCode.FAILED, ExitCode.NOT_WRITTEN)
     for number, code in zip((errno.ESTALE, errno.EACCES, errno.ENOSPC), codes, strict=True):
         failure = OSError(number, os.strerror(number), "/workspace/results/r1")
@@ -140,10 +144,9 @@ def test_a_pod_that_is_stopped_leaves_the_rest_to_its_replacement_and_another_tu
     run_script,
 ) -> None:
     assert run_script([(143, TrialStatus.PREEMPTED, "stopped by SIGTERM")]) == (143, None)
-    died = (1, TrialStatus.LOST, "rank 0 was killed by SIGKILL")
-    _, first = run_script([died], max_restarts=0)
+    _, first = run_script([DIED], max_restarts=0)
     assert first.attempt == 2
-    assert run_script([died, (0, TrialStatus.SUCCEEDED, None)], max_restarts=1, turn=2, after=2)[0] == 0
+    assert run_script([DIED, (0, TrialStatus.SUCCEEDED, None)], max_restarts=1, turn=2, after=2)[0] == 0
     assert run_script([], turn=2) == (0, TrainingJobEnd(attempt=4, end=TrialStatus.SUCCEEDED, reason=None)), (
         "a replacement after the end"
     )
@@ -172,7 +175,6 @@ def test_a_pod_whose_disk_dies_with_it_waits_until_it_was_collected(
         waits.append(seconds)
         (pod.folder / COLLECTED_FILE).touch()
 
-    monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
     monkeypatch.setattr(job_runner.time, "sleep", sleep)
     assert (pod.run(), len(waits)) == (0, 1)
 

@@ -1,6 +1,5 @@
 """The process of one trial before it measures: what others see of it while it reads the data."""
 
-import dataclasses
 import errno
 import json
 import os
@@ -12,30 +11,10 @@ import pytest
 from bench.commands import cli, run
 from bench.data.inputs import InputError
 from bench.harness.record import Request
-from bench.harness.termination import Stopped
 from bench.records import Trial, suite
-from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, PROGRESS_FILE
+from bench.records.paths import PROGRESS_FILE
 from bench.records.result import TrialResult
-from bench.records.status import ExitCode, ReasonCode, TrialStatus
-
-
-@pytest.mark.usefixtures("restored_signals")
-def test_a_member_that_is_stopped_does_not_say_that_it_had_not_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Member:
-        def follow(self, *_: object) -> int:
-            raise Stopped(ReasonCode.WORKER_STOPPED, "stopped by SIGTERM")
-
-    monkeypatch.setattr(run, "load", lambda _: Member())
-    variables = {NODE_COUNT: "2", NODE_RANK: "1", NODE_PORT: "2000", NODE_ADDRESS: "10.0.0.1", NODE_TOKEN: "t"}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    trial = dataclasses.replace(suite("quick", "tiny", "model", "data")[0], kind="distributed", world_size=2)
-    assert run.run(trial, Request(out=tmp_path / "out")) == 143
-    error = capsys.readouterr().err
-    assert "before" not in error
-    assert "machine 1" in error
+from bench.records.status import ExitCode, TrialStatus
 
 
 @pytest.mark.usefixtures("restored_signals")

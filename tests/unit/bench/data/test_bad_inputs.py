@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from bench.data.inputs import InputError
 from bench.data.readers import read_data
 from bench.data.trial_inputs import check_trials
-from bench.records import Trial, TrialError, read_trials
+from bench.records import Trial, TrialError
 from tests.support.paths import ROOT
 from tests.support.small_inputs import CONFIG, TOKENIZER
 from tests.support.thorough import examples
@@ -102,17 +102,6 @@ def test_any_lines_of_data(lines: list[bytes], tmp_path: Path, tokenizer_of: Cal
         facts, conversations = read_data(path)
         assert facts.samples == len(conversations)
         assert build(tokenizer_of(template), *conversations)[0]
-
-
-@careful
-@given(data=st.data())
-def test_any_file_of_trials(data: st.DataObject, make_trial: Callable[..., Trial]) -> None:
-    document = data.draw(changed(make_trial().to_json()))
-    if data.draw(st.booleans()):
-        document = b"[" + document + b"," + document + b"]"
-    with rejected_in_one_line():
-        trials = read_trials(document.decode(errors="surrogateescape"), "t.json")
-        assert all(Trial.from_json(json.loads(trial.to_text())) == trial for trial in trials)
 
 
 @careful

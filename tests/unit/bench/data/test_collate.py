@@ -13,7 +13,6 @@ from bench.data.collate import (
     Unpacked,
     make_prompts,
     make_rows,
-    rows_needed,
 )
 from bench.data.inputs import Conversation, InputError
 from bench.data.packing import Row
@@ -124,21 +123,6 @@ def test_unusable_chats_are_refused_and_typed_control_tokens_are_text(make_trial
     endless.eos_token = None
     with pytest.raises(InputError, match=r"tokenizer_config\.json: eos_token: "):
         make_rows(make_trial(), chats(5), endless)
-
-
-def test_no_more_is_tokenized_than_the_steps_need(make_trial, tokenizer, monkeypatch):
-    trial = make_trial(micro_batch_size=2, gradient_accumulation_steps=3, warmup_steps=1, measured_steps=2)
-    assert rows_needed(trial) == 18
-    tokenized = []
-
-    class Recorded(list):
-        def __getitem__(self, index):
-            tokenized.append(index)
-            return super().__getitem__(index)
-
-    monkeypatch.setattr(masking, "TOKENIZE_BATCH", 6)
-    assert len(make_rows(trial, Recorded(chats(*[5] * 1000)), tokenizer)) == 18
-    assert len(tokenized) <= 24
 
 
 def test_a_batch_carries_no_loss_and_no_attention_on_padding():

@@ -7,15 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.data import demo, readers
-from bench.data.demo import documentation_pairs
 from bench.data.inputs import InputError
-
-
-def test_this_python_has_enough_paragraphs_of_widely_different_lengths():
-    instructions, responses = zip(*documentation_pairs(), strict=True)
-    assert len(set(instructions)) == len(set(responses)) == len(responses) >= 1000
-    lengths = sorted(map(len, responses))
-    assert lengths[len(lengths) // 10] * 5 < lengths[len(lengths) * 9 // 10]
 
 
 def test_what_the_demo_made_is_verified_and_all_else_is_refused(

@@ -1,6 +1,5 @@
 """Targets are exactly the answers and the token that ends each of them, as the template renders them."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
-from bench.data import findings, masking, rendering
+from bench.data import findings, rendering
 from bench.data.inputs import InputError
 from bench.data.tokenizer import ChatTemplate
 from bench.records.training import LostToLength
@@ -78,15 +77,6 @@ def test_an_answer_without_a_question_is_rejected_by_its_turn(tokenizer_of: Call
     for turns in (TWO, TWO[1:]):  # with all labels every token but the first is a target
         (example,), _ = build(tokenizer_of("chatml"), conversation(*turns), labels="all")
         assert example.targets == b"\0" + b"\1" * (len(example.ids) - 1)
-
-
-@given(st.text(st.sampled_from("aé漢🙂 \n<"), max_size=12), st.sampled_from(["", "<|im_end|>", "<s>"]))
-def test_a_token_is_found_at_its_offset(tokenizer_of: Callable[..., Any], text: str, special: str) -> None:
-    whole = f"{text}{special}{text}"
-    encoding = tokenizer_of("chatml").backend_tokenizer.encode(whole, add_special_tokens=False)
-    starts = [start for start, _ in encoding.offsets]
-    for character in range(len(whole) + 1):
-        assert masking._token_at(encoding, len(starts), character) == bisect_left(starts, character)
 
 
 def test_examples_of_each_answer_are_bounded(tokenizer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from bench.data import findings
-from bench.data.inputs import InputError
+from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example
+from bench.data.tokenizer import ChatTemplate
+from bench.data.tool_template import ToolTemplate
 from tests.support.published import AXOLOTL, TRL, template_text
 from tests.unit.bench.data.conftest import build, conversation, parsed
 
@@ -29,9 +31,6 @@ FAMILIES: dict[str, Sequence[str]] = {
 TEMPLATES = [pytest.param(f"{folder}/{name}.jinja", id=name) for folder, names in FAMILIES.items() for name in names]
 TWO = (("user", "a?"), ("assistant", "A."), ("user", "b?"), ("assistant", "B."))
 WITH_SYSTEM = (("system", "be good"), *TWO)
-DEEPSEEK_END = "<\N{FULLWIDTH VERTICAL LINE}end\u2581of\u2581sentence\N{FULLWIDTH VERTICAL LINE}>"
-OPEN_THOUGHT = ("deepseek_r1_distill", "deepseekv3")
-THOUGHTFUL = (("user", "a?"), ("assistant", "<think>\nhm\n</think>\n\nA."))
 
 
 def control_tokens(template: str) -> list[str]:
@@ -51,35 +50,27 @@ def answers(tokenizer: Any, example: Example) -> Iterator[tuple[str, str]]:
         yield tokenizer.decode(ids[first:start]), tokenizer.decode(ids[start:end])
 
 
+def trained_after_prompts(tokenizer: Any, source: Conversation) -> list[tuple[str, str]]:
+    """Return (prompt, targets) of each answer, after a check that the prompt is that at inference."""
+    trained = [pair for example in build(tokenizer, source)[0] for pair in answers(tokenizer, example)]
+    messages, _ = ToolTemplate(ChatTemplate(tokenizer)).messages(source)
+    at_inference = {"tools": list(source.tools) or None, "tokenize": False, "add_generation_prompt": True}
+    prompts = [tokenizer.apply_chat_template(messages[:index], **at_inference) for index in source.answers]
+    assert [prompt for prompt, _ in trained] == prompts
+    return trained
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("turns", [TWO[:2], TWO, WITH_SYSTEM[:3], WITH_SYSTEM], ids=["one", "two", "system", "both"])
 def test_each_answer_is_trained_after_its_prompt_at_inference(
     name: str, turns: Sequence[tuple[str, str]], tokenizer_of: Callable[..., Any]
 ) -> None:
-    tokenizer, source = tokenizer_with(name, tokenizer_of), conversation(*turns)
-    trained = [pair for example in build(tokenizer, source)[0] for pair in answers(tokenizer, example)]
-    indices = [index for index, (role, _) in enumerate(turns) if role == "assistant"]
-    prompts = [
-        tokenizer.apply_chat_template(source.messages[:index], tokenize=False, add_generation_prompt=True)
-        for index in indices
-    ]
-    assert [prompt for prompt, _ in trained] == prompts
-    for (_, text), index in zip(trained, indices, strict=True):
+    source = conversation(*turns)
+    trained = trained_after_prompts(tokenizer_with(name, tokenizer_of), source)
+    for (_, text), index in zip(trained, source.answers, strict=True):
         assert turns[index][1] in text
         assert not any(content in text for content in ("a?", "b?", "be good"))
-        assert text.count("</think>") == text.count("<think>") + prompts[0].rstrip().endswith("<think>")
-
-
-@pytest.mark.parametrize("name", [f"{TRL}/{family}.jinja" for family in OPEN_THOUGHT])
-def test_a_thought_that_the_prompt_begins_is_trained_to_its_end(name: str, tokenizer_of: Callable[..., Any]) -> None:
-    tokenizer = tokenizer_with(name, tokenizer_of)
-    for turns, expected in ((THOUGHTFUL, "hm\n</think>\n\nA."), (TWO[:2], "\n</think>\n\nA.")):
-        (example,), reported = build(tokenizer, conversation(*turns))
-        ((prompt, text),) = answers(tokenizer, example)
-        assert prompt.endswith("<think>\n")
-        assert text == f"{expected}{DEEPSEEK_END}"
-        assert reported.counts[findings.THOUGHT_ADDED] == (turns is not THOUGHTFUL)
-        assert reported.counts[findings.PROMPT_ADDS] == 1
+        assert text.count("</think>") == text.count("<think>") + trained[0][0].rstrip().endswith("<think>")
 
 
 LITERAL = ("gptoss", "gemma4_v5", "diffusion_gemma", "muse_glimmer", "qwen3_8")  # <think> would be text there
@@ -96,14 +87,9 @@ def test_a_thought_is_written_in_the_templates_own_form(name: str, tokenizer_of:
     tokenizer = tokenizer_with(f"{TRL}/{name}.jinja", tokenizer_of)
     asks = [{"role": "user", "content": "a?"}, {"role": "user", "content": "b?"}]
     thoughts = [{"role": "assistant", "content": f"A{n}.", "reasoning_content": f"hm{n}"} for n in range(2)]
-    source = parsed(messages=[asks[0], thoughts[0], asks[1], thoughts[1]])
-    trained = [pair for example in build(tokenizer, source)[0] for pair in answers(tokenizer, example)]
+    trained = trained_after_prompts(tokenizer, parsed(messages=[asks[0], thoughts[0], asks[1], thoughts[1]]))
     before, after = THINKING[name]
     for n, (prompt, text) in enumerate(trained):
-        expected = tokenizer.apply_chat_template(
-            source.messages[: 2 * n + 1], tokenize=False, add_generation_prompt=True
-        )
-        assert prompt == expected
         written = prompt[-40:] + text
         assert written.count(f"hm{n}") == 1
         assert f"A{n}." in text

@@ -18,7 +18,12 @@ from bench.data.tool_template import ToolTemplate
 from tests.support.paths import ROOT
 from tests.support.published import AXOLOTL, TRL, template_text
 from tests.unit.bench.data.conftest import build, parsed
-from tests.unit.bench.data.test_published_templates import answers, control_tokens, tokenizer_with
+from tests.unit.bench.data.test_published_templates import (
+    answers,
+    control_tokens,
+    tokenizer_with,
+    trained_after_prompts,
+)
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "its name"}}}
 FUNCTION = {"name": "get_weather", "description": "Weather of a city", "parameters": PARAMETERS}
@@ -47,22 +52,14 @@ TEMPLATES = [pytest.param(f"{folder}/{name}.jinja", id=name) for folder, names i
 def test_calls_are_trained_after_their_prompt_and_results_are_not(
     name: str, turns: list[dict[str, Any]], tokenizer_of: Callable[..., Any]
 ) -> None:
-    tokenizer, source = tokenizer_with(name, tokenizer_of), parsed(messages=turns, tools=TOOLS)
-    trained = [pair for example in build(tokenizer, source)[0] for pair in answers(tokenizer, example)]
-    messages, _ = ToolTemplate(ChatTemplate(tokenizer)).messages(source)
-    prompts = [
-        tokenizer.apply_chat_template(
-            messages[:index], tools=list(source.tools), tokenize=False, add_generation_prompt=True
-        )
-        for index in source.answers
-    ]
-    assert [prompt for prompt, _ in trained] == prompts
+    source = parsed(messages=turns, tools=TOOLS)
+    trained = trained_after_prompts(tokenizer_with(name, tokenizer_of), source)
     for (_, text), index in zip(trained, source.answers, strict=True):
         parts = ("get_weather", "Rome") if "tool_calls" in turns[index] else (turns[index]["content"],)
         assert all(part in text for part in parts)
         assert not any(other in text for other in ("21 C", "Weather of a city", "Thanks", "be good"))
-    assert "21 C" in prompts[1]
-    assert "Weather of a city" in prompts[0]
+    assert "21 C" in trained[1][0]
+    assert "Weather of a city" in trained[0][0]
 
 
 # By TRL's template for training: what it trains on before and after our targets. The prompt ends with the former; the

@@ -28,12 +28,8 @@ def test_quantile_and_p_value_are_inverse(confidence, df):
     assert student.two_sided_p(student.quantile(confidence, df), df) == pytest.approx(1 - confidence, rel=1e-6)
 
 
-def test_extreme_values_and_invalid_arguments():
+def test_extreme_values():
     assert student.two_sided_p(0.0, 3) == 1.0
     assert student.two_sided_p(float("inf"), 3) == 0.0
     assert 0 <= student.two_sided_p(1e9, 400) < 1e-300
     assert student.two_sided_p(-2.5, 4) == student.two_sided_p(2.5, 4)
-    with pytest.raises(ValueError, match="degrees of freedom"):
-        student.two_sided_p(1.0, 0)
-    with pytest.raises(ValueError, match="confidence"):
-        student.quantile(1.0, 3)
