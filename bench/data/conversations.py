@@ -11,11 +11,11 @@ from bench.data.formats import (
     THOUGHT_NAMES,
     TURN_MARKS,
     Format,
+    RawTurn,
     check_keys,
     check_turn,
     is_trained,
     read_thought,
-    system_turn,
 )
 from bench.data.inputs import Conversation, InputError
 from bench.data.tool_calls import CallTracker, read_calls, read_tools
@@ -29,7 +29,9 @@ def parse_conversation(document: Mapping[str, Any], data_format: Format, *, file
     unread_of_line = check_keys(location, document, data_format.known)
     is_text = data_format.is_text
     tools = () if is_text else read_tools(location, document.get("tools"))
-    raw_turns = [*(() if is_text else system_turn(location, document)), *data_format.turns(location, document)]
+    raw_turns = [*data_format.turns(location, document)]
+    if document.get("system") not in (None, "") and not is_text:
+        raw_turns.insert(0, RawTurn(f"{location}: system", "system", "system", document["system"]))
     if len(raw_turns) > MAX_TURNS:
         raise InputError(
             f"{location}: {len(raw_turns):,} turns, more than {MAX_TURNS:,}", remedy="divide the conversation"

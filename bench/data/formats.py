@@ -53,11 +53,6 @@ class RawTurn(NamedTuple):
     document: Mapping[str, Any] = MappingProxyType({})
 
 
-def system_turn(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
-    if document.get("system") not in (None, ""):
-        yield RawTurn(f"{location}: system", "system", "system", document["system"])
-
-
 def _from_pair(
     location: str, document: Mapping[str, Any], *, question: str, context: str, answer: str
 ) -> Iterator[RawTurn]:
@@ -174,15 +169,13 @@ def detect_format(location: str, document: Mapping[str, Any]) -> Format:
         dropped = dict.fromkeys(key for other in others for key in other.keys if key not in first.keys)
         remedy = f"choose one: {_command(location, dropped)} reads {first.name}"
     else:
-        actual = _list_keys(document)
+        names = [shorten(key) for key in document]
+        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        actual = f"keys {shown}" if names else "no keys"
         remedy = f"correct the keys, or say which is which: {_command(location, _example(document))}"
-    raise InputError(f"{location}: expected an object with {expected_keys()}, found {actual}", remedy=remedy)
-
-
-def _list_keys(document: Mapping[str, Any]) -> str:
-    names = [shorten(key) for key in document]
-    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    return f"keys {shown}" if names else "no keys"
+    kinds = ", or ".join(" and ".join(each.keys) for each in FORMATS if each.rank != 1)
+    expected = f"an object with {kinds}, or a pair such as question and answer"
+    raise InputError(f"{location}: expected {expected}, found {actual}", remedy=remedy)
 
 
 def _example(document: Mapping[str, Any]) -> dict[str, str]:
@@ -199,11 +192,6 @@ def _command(location: str, columns: Mapping[str, str | None]) -> str:
 def shorten(key: str) -> str:
     """Return a key of the data for a message, without control characters and cut after 40 characters."""
     return repr(key)[1:-1][:40]
-
-
-def expected_keys() -> str:
-    kinds = (" and ".join(each.keys) for each in FORMATS if each.rank != 1)
-    return f"{', or '.join(kinds)}, or a pair such as question and answer"
 
 
 def check_turn(turn: RawTurn, index: int) -> tuple[str, str]:

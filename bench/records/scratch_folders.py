@@ -25,18 +25,13 @@ def scratch_folder(prefix: str, parent: str | Path | None = None) -> Iterator[Pa
         try:
             with contextlib.suppress(OSError):  # a file system without locks: no process can take it for stale either
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            _remove_stale_folders(parent, prefix, now=os.fstat(handle).st_mtime)  # the file system's clock
+            now = os.fstat(handle).st_mtime  # the file system's clock
+            for path in parent.glob(f"{prefix}*"):
+                with contextlib.suppress(OSError):
+                    _remove_if_stale(path, now)
             yield Path(folder)
         finally:
             os.close(handle)
-
-
-def _remove_stale_folders(parent: Path, prefix: str, *, now: float) -> None:
-    with contextlib.suppress(OSError):
-        for path in parent.iterdir():
-            if path.name.startswith(prefix):
-                with contextlib.suppress(OSError):
-                    _remove_if_stale(path, now)
 
 
 def _remove_if_stale(path: Path, now: float) -> None:
