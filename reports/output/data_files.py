@@ -113,8 +113,6 @@ def _json(value: object) -> str:
 
 def _configuration(row: ConfigurationRow) -> dict[str, Any]:
     measured = row.measured
-    estimates = {} if measured is None else {name: asdict(getattr(measured, name)) for name in ESTIMATES}
-    ratios = {name: ratio and asdict(ratio) for name in _RATIOS for ratio in (getattr(row, name),)}
     return {
         "configuration": row.label,
         "reason": row.trial.reason,
@@ -125,13 +123,17 @@ def _configuration(row: ConfigurationRow) -> dict[str, Any]:
         "missing": row.missing,
         **_fields(measured, _MEASURED),
         "worker_median_step_time_sec": getattr(measured, "worker_medians", {}),
-        **dict.fromkeys(ESTIMATES),
-        **estimates,
-        **ratios,
-        "usd_per_1000_samples": None if row.cost is None else asdict(row.cost.usd_per_1000_samples),
+        **{name: _interval(measured, name) for name in ESTIMATES},
+        **{name: _interval(row, name) for name in _RATIOS},
+        "usd_per_1000_samples": _interval(row.cost, "usd_per_1000_samples"),
         "costs": [{name: value for name, value in asdict(cost).items() if name != "price"} for cost in row.costs],
         **_fields(row, _ROW_FIELDS),
     }
+
+
+def _interval(holder: object, name: str) -> dict[str, Any] | None:
+    value = getattr(holder, name, None)
+    return None if value is None else asdict(value)
 
 
 def _fields(record: Any, names: Iterable[str]) -> dict[str, Any]:

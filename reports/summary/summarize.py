@@ -64,7 +64,7 @@ def scalings(
     """Return a configuration's speed-ups on FINE_TUNING_GPUS for pricing, each marked as measured or assumed."""
     own = speedups.get(key, {})
     others = {gpus: scaling for measured in speedups.values() for gpus, scaling in measured.items()}
-    return tuple(_scaling(gpus, own, others) for gpus in FINE_TUNING_GPUS)
+    return tuple(own.get(gpus) or _assume_scaling(gpus, own, others) for gpus in FINE_TUNING_GPUS)
 
 
 def configuration_key(planned_or_result: PlannedTrial | TrialResult) -> tuple[object, ...]:
@@ -72,14 +72,10 @@ def configuration_key(planned_or_result: PlannedTrial | TrialResult) -> tuple[ob
     return tuple(getattr(planned_or_result.trial, name) for name in _SAME_FIELDS)
 
 
-def _scaling(gpus: int, own: Mapping[int, ScalingCost], others: Mapping[int, ScalingCost]) -> ScalingCost:
-    if gpus in own:
-        return own[gpus]
-    if gpus in others:
-        other = others[gpus]
-        return replace(
-            other, is_measured=False, source=f"assumed: the speed-up of another configuration; {other.source}"
-        )
+def _assume_scaling(gpus: int, own: Mapping[int, ScalingCost], others: Mapping[int, ScalingCost]) -> ScalingCost:
+    if (other := others.get(gpus)) is not None:
+        source = f"assumed: the speed-up of another configuration; {other.source}"
+        return replace(other, is_measured=False, source=source)
     known = own or others
     below = max((count for count in known if count < gpus), default=None)
     if below is None:

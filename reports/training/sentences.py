@@ -13,7 +13,7 @@ from bench.records.units import format_gib, format_mb
 from reports import formatting
 from reports.read import attempts
 from reports.read.loaded_run import ReportError
-from reports.training.training_facts import TrainingReport, adapter_evaluation, check_command, read_check
+from reports.training.training_facts import START, TrainingReport, adapter_evaluation, check_command, read_check
 
 LABELS = {
     "exact": "exact answers",
@@ -225,10 +225,11 @@ def predicted_and_actual(training: TrainingReport) -> list[tuple[str, str, str]]
     """Return rows of name, predicted value (- for none), actual value; without parts that took no time."""
     record, plan, sec, now = training.record, training.forecast, training.steps_sec, time.time()
     total = attempts.total_sec(training.attempts, now) if training.attempts else None
-    parts = training.parts_sec | {
-        "loading, of start and end": 0.0 if record.time is None else record.time.loading_sec,
-        "waiting for a restart, of start and end": attempts.wait_sec(training.attempts, now),
-    }
+    parts = {
+        START: 0.0,
+        f"loading, of {START}": 0.0 if record.time is None else record.time.loading_sec,
+        f"waiting for a restart, of {START}": attempts.wait_sec(training.attempts, now),
+    } | training.parts_sec
     usd_per_sec = None if training.price is None else training.price * record.world_size / 3600.0
 
     def part(seconds: float) -> str:

@@ -54,18 +54,13 @@ def row_tone(row: ConfigurationRow) -> str:
 
 
 def header_facts(summary: Summary) -> tuple[str, ...]:
-    """List n, the selection of rows, and the basis of the intervals."""
+    """Return n, the selection of rows ("" for all), and the basis of the intervals."""
     rows = drawn_rows(summary)
     workers = [row.measured.n_workers for row in rows if row.measured]
     steps = formatting.number_range(row.measured.n_steps for row in rows if row.measured)
     unit = "worker" if max(workers) == 1 else "workers"
-    lines = [
-        f"n = {formatting.number_range(workers)} {unit}, {steps} steps per configuration",
-        describe_intervals(rows),
-    ]
-    if subset_note := describe_subset(summary):
-        lines.insert(1, subset_note)
-    return tuple(lines)
+    counts = f"n = {formatting.number_range(workers)} {unit}, {steps} steps per configuration"
+    return counts, describe_subset(summary), describe_intervals(rows)
 
 
 def describe_subset(summary: Summary) -> str:
@@ -78,7 +73,7 @@ def describe_intervals(rows: Sequence[ConfigurationRow]) -> str:
     """Describe the samples of these rows' 95 % intervals: workers, processes or steps."""
     kinds = {row.measured.elapsed_samples_per_sec.over for row in rows if row.measured is not None} - {None}
     names = {"workers": "workers", "processes": "processes", "steps": "the steps of one process"}
-    units = [names[unit] for unit in ("workers", "processes", "steps") if unit in kinds]
+    units = [name for unit, name in names.items() if unit in kinds]
     return f"95 % intervals over {' or '.join(units)}" if units else "one step each: no intervals"
 
 

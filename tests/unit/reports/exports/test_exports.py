@@ -2,13 +2,11 @@
 
 import dataclasses
 import hashlib
-from importlib.util import find_spec
 
 import pytest
 
-from reports.exports import export, log_model
+from reports.exports import log_model
 from reports.exports.log_model import read_logged_runs
-from reports.read.loaded_run import ReportError, ReportWriteError
 from tests.support.reports import synthetic, training_run
 
 
@@ -21,9 +19,6 @@ def bench(tmp_path):
 @pytest.fixture
 def trained(tmp_path):
     return training_run.write_run(tmp_path / "trained")
-
-
-needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
 
 
 def test_every_trial_has_its_settings_its_steps_and_its_end(bench):
@@ -67,13 +62,3 @@ def test_measurements_of_other_workloads_are_final_values_whose_names_stay_in_th
     (trial,) = read_logged_runs(tmp_path)
     assert trial.results["measured/matmul_tflops.dtype_bf16.size_8192"] == 90.0
     assert all(name.count("/") <= 1 and ".." not in name for name in trial.results)
-
-
-@needs_tensorboard
-def test_errors_name_an_invalid_run_and_a_folder_that_cannot_be_written(trained):
-    (trained / "report").write_text("no folder")
-    with pytest.raises(ReportWriteError, match=r"report\b.*File exists"):
-        export(trained, ["tensorboard"])
-    (trained / "run.json").write_text("{")
-    with pytest.raises(ReportError, match=r"run\.json"):
-        export(trained, ["tensorboard"])
