@@ -1,10 +1,9 @@
-"""Faults, each with one message and remedy: a check of `inv doctor` reports it, a command raises it."""
+"""Faults, each with one message and remedy, which a check of `inv doctor` reports."""
 
 import enum
 from dataclasses import KW_ONLY, dataclass
 
 from remote.providers import GENERIC, Provider
-from tasks.errors import UsageError
 
 
 class CheckStatus(enum.Enum):
@@ -51,11 +50,6 @@ class Fault:
         values = {**provider.texts, **values}
         message, remedy = self.message.format_map(values), self.remedy.format_map(values)
         return CheckResult(status=self.status, message=message, remedy=remedy, is_transient=self.is_transient)
-
-    def error(self, provider: Provider = GENERIC, /, suffix: str = "", **values: object) -> UsageError:
-        """Return the error of a command that this fault stops; `suffix` follows the remedy."""
-        result = self.result(provider, **values)
-        return UsageError(result.message, remedy="; ".join(filter(None, (result.remedy, suffix))))
 
 
 class Skipped(Exception):

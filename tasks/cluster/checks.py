@@ -12,23 +12,10 @@ from remote.cluster.settings import PodPlacement
 from remote.hosts.pods.host import PodsSection
 from remote.hosts.pods.kubectl import Forbidden
 from tasks.cluster.node_list import capacity, check_capacity, check_gpu_products, node_reports, print_nodes
-from tasks.errors import ConfirmationRequired, results_write_errors
-from tasks.faults import CheckStatus, Fault
+from tasks.errors import ConfirmationRequired, UsageError, results_write_errors
 from tasks.fleet.pending_results import discard, foreign_active_jobs, has_training_ended, pending_runs
 
 NOTHING_CHANGED = "nothing was changed"
-NO_CONTROLLER = Fault(
-    "the overlay {overlay} needs {controller}, which is not installed",
-    "set cluster.overlay to another one (job-4gpu does the same without it), or have it installed",
-)
-NO_SECRET = Fault(
-    "namespace {namespace} has no pull secret {secret}",
-    (
-        "set registry.user, then `inv deploy` with the {password} on standard input; or set cluster.pull_secret to "
-        "null for a public image"
-    ),
-    status=CheckStatus.WARN,
-)
 # overlay: (the API group that it needs, the controller of that group)
 OVERLAY_CONTROLLERS = {"job-4gpu-jobset": ("jobset.x-k8s.io", "JobSet"), "job-4gpu-kueue": ("kueue.x-k8s.io", "Kueue")}
 
@@ -47,7 +34,10 @@ def check_plan(
         _check_nodes(cluster, needed, placement, image, is_partial=is_partial)
     group, controller = OVERLAY_CONTROLLERS.get(placement.overlay, ("", ""))
     if started and controller and not cluster.has_api_group(group):
-        raise NO_CONTROLLER.error(suffix=NOTHING_CHANGED, overlay=placement.overlay, controller=controller)
+        raise UsageError(
+            f"the overlay {placement.overlay} needs {controller}, which is not installed",
+            remedy=f"set cluster.overlay to job-4gpu, which needs none, or have it installed; {NOTHING_CHANGED}",
+        )
 
 
 def _check_nodes(cluster: Cluster, needed: int, placement: PodPlacement, image: Image, *, is_partial: bool) -> None:

@@ -24,7 +24,7 @@ from tasks.cli.waiting import Wait
 from tasks.clients.registry import resolve_image
 from tasks.clients.secrets import check_registry_user, registry_password
 from tasks.clients.target_cluster import MANIFESTS, manifest_values, open_cluster, place_pods
-from tasks.cluster.checks import NO_SECRET, ResultsGuard, check_plan
+from tasks.cluster.checks import ResultsGuard, check_plan
 from tasks.cluster.commands import DeployOptions
 from tasks.cluster.pod_status import wait_for_pods
 from tasks.errors import ConfirmationRequired, UsageError
@@ -168,8 +168,12 @@ def _needs_secret(request: DeployRequest, cluster: Cluster) -> bool:
     if name is None or cluster.has_object(KINDS["Secret"], name):
         return False
     if user is None:
-        provider = registry_provider(image.registry)
-        raise NO_SECRET.error(provider, namespace=request.placement.section.namespace, secret=name)
+        password = registry_provider(image.registry).password_name
+        raise UsageError(
+            f"namespace {request.placement.section.namespace} has no pull secret {name}",
+            remedy=f"set registry.user, then `inv deploy` with the {password} on standard input; or set "
+            "cluster.pull_secret to null for a public image",
+        )
     check_registry_user(user, image.repository)
     return True
 

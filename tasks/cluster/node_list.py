@@ -12,7 +12,6 @@ from remote.cluster.diagnosis.nodes import (
     CORDONED_CAUSE,
     NodeReport,
     examine,
-    mixed_gpu_products,
 )
 from remote.cluster.manifests import Image
 from remote.cluster.namespace_client import Cluster
@@ -100,9 +99,12 @@ def check_capacity(placement: PodPlacement, needed: int, reports: Sequence[NodeR
 
 
 def check_gpu_products(section: ClusterSection, reports: Sequence[NodeReport]) -> None:
-    """Raise UsageError if the qualifying nodes have different kinds of GPU and cluster.gpu is not set."""
-    kinds = mixed_gpu_products(reports)
-    if kinds and section.gpu is None:
+    """Raise UsageError if the qualifying nodes have different kinds of GPU and cluster.gpu is not set.
+
+    Nodes without that label are ignored.
+    """
+    kinds = sorted({report.gpu_product for report in reports if report.qualifies and report.gpu_product})
+    if len(kinds) > 1 and section.gpu is None:
         raise UsageError(
             f"the nodes have different kinds of GPU: {', '.join(kinds)}",
             remedy="trials on them cannot be compared: set "

@@ -87,10 +87,5 @@ def grouped_lines(findings: Iterable[Diagnosis]) -> list[str]:
 
 
 def _join_subjects(subjects: list[str]) -> str:
-    """Join subjects: `pod a`; `pods a, b and c`; `pods a, b and 7 more`. Several kinds are only listed."""
-    kinds = {subject.partition(" ")[0] for subject in subjects}
-    if len(subjects) == 1 or len(kinds) > 1:
-        return ", ".join(subjects)
-    names = [subject.partition(" ")[2] for subject in subjects]
-    listed = names if len(names) <= _MAX_NAMES else [*names[: _MAX_NAMES - 1], f"{len(names) - _MAX_NAMES + 1} more"]
-    return f"{kinds.pop()}s {', '.join(listed[:-1])} and {listed[-1]}"
+    more = len(subjects) - _MAX_NAMES
+    return ", ".join(subjects[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

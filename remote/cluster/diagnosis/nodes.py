@@ -5,7 +5,6 @@ pull to the node.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -133,16 +132,6 @@ def _free_resources(status: Object, others: Sequence[Object]) -> dict[str, Decim
         - sum((_requested(pod, resource) for pod in others), Decimal(0))
         for resource in ("cpu", "memory")
     }
-
-
-def mixed_gpu_products(reports: Sequence[NodeReport]) -> list[str]:
-    """List the GPU products of the nodes that qualify, as "NVIDIA-A10 (3 nodes)"; empty if there is at most one.
-
-    Nodes without that label are ignored.
-    """
-    kinds = Counter(report.gpu_product for report in reports if report.qualifies and report.gpu_product is not None)
-    lines = [f"{kind} ({count} node{'s' if count > 1 else ''})" for kind, count in kinds.items()]
-    return lines if len(lines) > 1 else []
 
 
 def _admission_findings(node: Object, placement: PodPlacement) -> Iterator[Diagnosis]:

@@ -9,7 +9,6 @@ import pytest
 from remote.cluster.diagnosis.nodes import (
     NodeReport,
     examine,
-    mixed_gpu_products,
 )
 from remote.cluster.manifests import Image
 from remote.cluster.settings import GPU_RESOURCE, ClusterSection, PodPlacement
@@ -91,14 +90,6 @@ def test_the_report_of_a_node(case: Case) -> None:
     assert facts | {"causes": [finding.cause for finding in node_report.findings]} == case["expected"]
     assert node_report.qualifies == (not case["expected"]["causes"])
     assert all(finding.remedy and finding.subject == "node NODE" for finding in node_report.findings)
-
-
-def test_nodes_with_different_kinds_of_gpu_are_told_apart() -> None:
-    a10, a100 = (report({"node": {"labels": {"nvidia.com/gpu.product": name}}}) for name in ("A10", "A100"))
-    cordoned = report({"node": {"labels": {"nvidia.com/gpu.product": "A100"}, "unschedulable": True}})
-    assert mixed_gpu_products([a10, a10, report({})]) == []
-    assert mixed_gpu_products([a10, a10, a100]) == ["A10 (2 nodes)", "A100 (1 node)"]
-    assert mixed_gpu_products([a10, cordoned]) == [], "it runs no pod"
 
 
 def test_nodes_that_qualify_come_first() -> None:

@@ -1,7 +1,6 @@
 """Tests of the cluster's tasks without a cluster: pending results, the end of the wait for pods."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,14 +20,15 @@ from remote.cluster.kubeconfig import Target
 from remote.cluster.labels import RUN_ANNOTATION
 from remote.cluster.namespace_client import Cluster
 from remote.cluster.plan import Action, ClusterPlan, Verb
+from remote.cluster.settings import ClusterSection
 from remote.fleet.ledger import Ledger
 from remote.hosts.pods.host import PodsSection
 from remote.providers import GENERIC
 from tasks.clients.target_cluster import place_pods
 from tasks.cluster.checks import ResultsGuard
-from tasks.cluster.node_list import shortage_message
+from tasks.cluster.node_list import check_gpu_products, shortage_message
 from tasks.cluster.pod_status import WaitPolicy
-from tasks.errors import ConfirmationRequired
+from tasks.errors import ConfirmationRequired, UsageError
 from tasks.fleet.pending_results import (
     discard,
     has_training_ended,
@@ -210,12 +210,24 @@ def test_a_login_that_was_rejected_before_the_new_secret_may_last_until_the_kube
     assert policy.expired_finding(both, 330.0) == both[0]
 
 
-def test_nodes_of_which_none_offers_a_gpu_are_answered_by_the_device_plugin(context: Make) -> None:
-    report = NodeReport(
-        name="n", instance_type="x", gpu_product=None, pods_per_gpu=1, gpus=0, gpus_free=0, disk_bytes=Decimal(0),
-        kubelet="v1.34.0", driver=None, is_candidate=False,
-        findings=(Diagnosis("instance-type", "instance type is x, not a type with GPUs", "", None),),
+def report(gpu: str | None = None, gpus: int = 0, *findings: Diagnosis) -> NodeReport:
+    return NodeReport(
+        name="n", instance_type="x", gpu_product=gpu, pods_per_gpu=1, gpus=gpus, gpus_free=0, disk_bytes=Decimal(0),
+        kubelet="v1.34.0", driver=None, is_candidate=False, findings=findings,
     )  # fmt: skip
+
+
+def test_nodes_of_which_none_offers_a_gpu_are_answered_by_the_device_plugin(context: Make) -> None:
+    other_type = Diagnosis("instance-type", "instance type is x, not a type with GPUs", "", None)
     placement = place_pods(load(context()).cluster, GENERIC)
-    assert "device plugin" in shortage_message(placement, 1, [report])
-    assert "instance type" in shortage_message(placement, 1, [replace(report, gpus=1)])
+    assert "device plugin" in shortage_message(placement, 1, [report(None, 0, other_type)])
+    assert "instance type" in shortage_message(placement, 1, [report(None, 1, other_type)])
+
+
+def test_nodes_with_different_kinds_of_gpu_are_refused() -> None:
+    a10, a100, cordoned = report("A10"), report("A100"), report("A100", 1, finding())
+    for same in ([a10, a10, report()], [a10, cordoned]):
+        check_gpu_products(ClusterSection(), same)
+    with pytest.raises(UsageError, match=r"A10, A100; .*cluster\.gpu"):
+        check_gpu_products(ClusterSection(), [a10, a10, a100])
+    check_gpu_products(ClusterSection(gpu="any"), [a10, a100])
