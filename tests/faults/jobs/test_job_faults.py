@@ -35,11 +35,6 @@ def shell(script: str, *, deadline_sec: float = 60.0, grace_sec: float = 5.0) ->
     return JobSpec(command=Command(argv=("sh", "-c", script)), deadline_sec=deadline_sec, grace_sec=grace_sec)
 
 
-def python(script: str, *, deadline_sec: float = 60.0, grace_sec: float = 5.0) -> JobSpec:
-    command = Command(argv=(sys.executable, "-I", "-S", "-c", script))
-    return JobSpec(command=command, deadline_sec=deadline_sec, grace_sec=grace_sec)
-
-
 def job_in(local: LocalFleet, name: str = "job", *, slot: bool = False) -> Job:
     host = local.host()
     return Job(Agent(host), f"{host.workdir}/{name}", slot=f"{host.workdir}/slot" if slot else None)
@@ -167,7 +162,8 @@ def are_started(job: Job) -> bool:
 
 
 def test_a_job_that_ignores_its_deadline_is_killed_with_all_its_descendants(job: Job) -> None:
-    job.start(python(IGNORES_SIGNALS, deadline_sec=3.0, grace_sec=0.2))
+    command = Command(argv=(sys.executable, "-I", "-S", "-c", IGNORES_SIGNALS))
+    job.start(JobSpec(command=command, deadline_sec=3.0, grace_sec=0.2))
     status = ended(job)
     assert (status.why, status.exit_code, status.signal) == ("deadline", 137, 9)
     assert are_started(job)
@@ -269,7 +265,7 @@ def test_the_slot_admits_one_of_six_jobs_and_names_it_to_the_others(local: Local
 
 def test_a_command_dies_with_its_killed_supervisor_and_the_job_is_lost(local: LocalFleet) -> None:
     job = job_in(local, slot=True)
-    job.start(python("import time; time.sleep(300)"))
+    job.start(shell("exec sleep 300"))
     os.kill(supervisor_pid(Path(job.folder)), signal.SIGKILL)
     wait_for(lambda: processes_under(Path(job.folder)) == {}, "the command's death")
     assert job.status().state is JobState.LOST

@@ -18,18 +18,13 @@ from tests.support.hosts.pythons import other_python
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.13"])
-def test_a_job_runs_under_another_python(local: LocalFleet, version: str) -> None:
-    host = LocalHost(name="old", workdir=local.host().workdir, python=(other_python(version),))
-    job = Job(Agent(host), f"{host.workdir}/job", slot=f"{host.workdir}/slot")
+def test_jobs_run_and_files_are_transferred_under_another_python(tmp_path: Path, version: str) -> None:
+    host = LocalHost(name="old", workdir=str(tmp_path / "work"), python=(other_python(version),))
+    agent, content = Agent(host), os.urandom(3 << 20)
+    job = Job(agent, f"{host.workdir}/job", slot=f"{host.workdir}/slot")
     job.start(JobSpec(command=Command(argv=("sh", "-c", "echo hello; exit 7")), deadline_sec=60.0))
     status = job.watch(lambda _: None, interval_sec=0.05, duration_sec=PATIENCE_SEC)
     assert (status.state, status.exit_code, job.log_tail()) == (JobState.ENDED, 7, ["hello"])
-
-
-@pytest.mark.parametrize("version", ["3.9", "3.13"])
-def test_files_come_from_and_go_to_another_python(tmp_path: Path, version: str) -> None:
-    agent = Agent(LocalHost(name="old", workdir=str(tmp_path / "work"), python=(other_python(version),)))
-    content = os.urandom(3 << 20)
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "large").write_bytes(content)
     assert push(agent, tmp_path / "here", str(tmp_path / "there")).transferred == ("large",)

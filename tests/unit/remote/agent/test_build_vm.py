@@ -61,13 +61,6 @@ def job_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobLog:
     return JobLog()
 
 
-def entry(source: Path, **changes: Any) -> dict[str, Any]:
-    content = source.read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    path = f"models/org--M/{source.name}"
-    return {"slot": 0, "source": str(source), "place": path, "size": len(content), "sha256": digest, **changes}
-
-
 @pytest.fixture
 def job(tmp_path: Path) -> dict[str, Any]:
     code, weights = tmp_path / "code" / "new" / "bench" / "a.py", tmp_path / "w" / "model.safetensors"
@@ -75,11 +68,19 @@ def job(tmp_path: Path) -> dict[str, Any]:
         path.parent.mkdir(parents=True)
         path.write_bytes(os.urandom(5000))
     code.chmod(0o600)
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    packed = {
+        "slot": 0,
+        "source": str(weights),
+        "place": f"models/org--M/{weights.name}",
+        "size": 5000,
+        "sha256": digest,
+    }
     return {
         "context": str(tmp_path / "context"),
         "code_folder": str(tmp_path / "code" / "new"),
         "code": [["bench/a.py", hashlib.sha256(code.read_bytes()).hexdigest()]],
-        "packed": [entry(weights)],
+        "packed": [packed],
     }
 
 
