@@ -43,13 +43,12 @@ class Fleet:
         ledger: Ledger,
         make_command: CommandFactory,
         on_event: Callable[[FleetEvent], None] = lambda _: None,
-        limits: RetryLimits | None = None,
+        limits: RetryLimits,
         shared_folder: str | None = None,
         make_agent: Callable[[Host], Agent] = Agent,
         trial_ids: Collection[str] | None = None,
         diagnose: Callable[[], str | None] = lambda: None,
     ) -> None:
-        limits = RetryLimits() if limits is None else limits
         max_deadline_sec = max((planned.trial.deadline_sec for planned in run.planned), default=0.0)
         self.ledger = ledger
         busy_timeout_sec = limits.reconnect_timeout_sec + max_deadline_sec

@@ -72,7 +72,7 @@ class GangAgent(Agent):
         addresses = {state.get("environment", {}).get(NODE_ADDRESS, address) for state in states}
         has_ended_member = any(state["state"] in ("ended", "lost") for state in states)
         if has_ended_member or addresses | {self._address()} != {address}:
-            self._cancel_others(job, grace_sec=float(spec["grace_sec"]))
+            self.free_members(job, grace_sec=float(spec["grace_sec"]))
             return {"state": "absent"}
         return super().start(job, spec_of(0), slot, names)
 
@@ -84,13 +84,11 @@ class GangAgent(Agent):
         try:
             return super().cancel(job, grace_sec=grace_sec)
         finally:
-            self._cancel_others(job, grace_sec=grace_sec)
+            self.free_members(job, grace_sec=grace_sec)
 
     def free_members(self, job: str, *, grace_sec: float) -> None:
-        """Cancel an ended job's other members: one that has not met the leader would wait for it for minutes."""
-        self._cancel_others(job, grace_sec=grace_sec)
+        """Cancel the other members: one that has not met its leader would wait for it for minutes."""
 
-    def _cancel_others(self, job: str, *, grace_sec: float) -> None:
         def cancel(agent: Agent) -> None:
             with contextlib.suppress(HostError):
                 agent.cancel(job, grace_sec=grace_sec)

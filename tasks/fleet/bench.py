@@ -23,7 +23,7 @@ from tasks.clients.workers import bench_program, fleet_hosts, run_hosts
 from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
 from tasks.fleet import plan, runner
-from tasks.fleet.plan import BenchRequest, FleetPlan, size_text, steps_text
+from tasks.fleet.plan import BenchRequest, FleetPlan
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
 from tasks.fleet.training_job import cancel_training
 from tasks.settings.layers import Settings, load
@@ -84,7 +84,7 @@ def _run_and_compare(settings: Settings, fleet_plan: FleetPlan, *, compares: boo
         failure = error
     run = fleet_plan.run
     if compares:
-        command = f"`{resume_command(run)}`"
+        command = f"`{resume_command(run.run_id)}`"
         compare = load_target("tasks.fleet.loss_pairs:compare_run")
         try:
             compare(settings, fleet_plan.folder, fleet_plan.hosts)
@@ -164,16 +164,15 @@ def _show_plan(fleet_plan: FleetPlan, repeats: int) -> CommandResult:
         f"plan: suite {run.suite}, profile {run.profile}, {formatting.count(len(run.planned), 'trial')}{repeated} "
         f"over {formatting.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
     )
-    is_mixed = not all(planned.trial.workload.is_compared for planned in run.planned)
-    rows = plain_table(*(("trial", "kind", "size") if is_mixed else ("trial", "seq x batch")), "steps", "why")
+    rows = plain_table("trial", "kind", "size", "steps", "why")
     # One row per trial: the plan holds a trial once per worker and repeat.
     for planned in {planned.trial.trial_id: planned for planned in run.planned}.values():
         trial = planned.trial
         rows.add_row(
             Text(trial.trial_id),
-            *([trial.kind] if is_mixed else []),
-            size_text(trial),
-            steps_text(trial),
+            trial.kind,
+            trial.workload.size.format_map(vars(trial)),
+            f"{trial.warmup_steps} + {trial.measured_steps}" if trial.workload.has_steps else "-",
             Text(escape_controls(trial.reason)),
         )
     console().print(rows)

@@ -293,13 +293,13 @@ def _report_outcome(
             f"run {run.run_id}: some files could not be fetched", remedy=f"retry with `inv collect --run={run.run_id}`"
         )
     if missing:
-        advice = f"`{resume_command(run)}` resumes it"
+        advice = f"`{resume_command(run.run_id)}` resumes it"
         raise SomeTrialsFailed(
             f"run {run.run_id}: {formatting.count(len(missing), 'trial has', 'trials have')} not ended", remedy=advice
         )
     ends = count_statuses(entries.values())
     if ends.keys() != {TrialStatus.SUCCEEDED.value}:
-        advice = f"`{resume_command(run)}` tries what did not succeed again"
+        advice = f"`{resume_command(run.run_id)}` tries what did not succeed again"
         for end in (entry.outcome for entry in entries.values() if run.suite == TRAIN):
             if end is not None and end.text:
                 print(f"{end.status.value}: {end.text}")

@@ -14,7 +14,7 @@ from tasks.errors import UsageError
 from tasks.settings.layers import Settings
 from tasks.settings.sections import TRAIN_RECORDS
 
-MAX_TEMPLATE_BYTES = 64 << 10  # the longest of the published templates has 20 KB
+MAX_TEMPLATE_BYTES = 48 << 10  # a job spec, with it as JSON, is an environment variable of at most 128 KiB
 # The setting in the section train of each field of a record.
 SETTING_NAMES = {field: setting.name for record in TRAIN_RECORDS for field, setting in settings_of(record).items()} | {
     "files": "data",

@@ -185,16 +185,6 @@ def input_trial(settings: Settings) -> Trial:
     )
 
 
-def size_text(trial: Trial) -> str:
-    """Return a trial's size in a few characters, in its workload's format."""
-    return trial.workload.size.format_map(vars(trial))
-
-
-def steps_text(trial: Trial) -> str:
-    """Return warm-up + measured steps of a trial that measures steps, else a dash."""
-    return f"{trial.warmup_steps} + {trial.measured_steps}" if trial.workload.has_steps else "-"
-
-
 def plan_trials(
     trials: Sequence[Trial],
     workers: Sequence[str],

@@ -1,7 +1,6 @@
 """Cost settings, and the price of a worker's hour."""
 
 import dataclasses
-from collections.abc import Sequence
 
 from reports.summary import prices
 from reports.summary.cost import HostedPrice, Price
@@ -40,18 +39,13 @@ def hosted_price(settings: Settings) -> HostedPrice | None:
         return pricing(settings).hosted()
 
 
-def price_of(settings: Settings, devices: Sequence[str]) -> Price | None:
-    """Return the price for workers with these devices; None if no price is known. Raises UsageError."""
-    with translate_errors(UsageError, PriceError):
-        return next(iter(prices.select_prices(pricing(settings), devices)), None)
-
-
 def worker_price(settings: Settings, device: str | None) -> Price | None:
     """Return the price of a rank of a training: of all GPUs that its worker holds. None if unknown.
 
     Raises UsageError.
     """
-    price = price_of(settings, [device] if device else [])
+    with translate_errors(UsageError, PriceError):
+        price = next(iter(prices.select_prices(pricing(settings), [device] if device else [])), None)
     gpus = settings.cluster.gpus_per_pod if settings.connector.is_cluster else 1
     if price is None or gpus == 1:
         return price

@@ -102,11 +102,9 @@ def format_statuses(counts: Mapping[str, int], planned: int | None) -> str:
     return f"{counts.get(succeeded, 0)} of {planned} succeeded" + (f" ({others})" if others else "")
 
 
-def resume_command(run: RunRecord | str) -> str:
-    """Return the command that resumes a run. An id names its suite."""
-    run_id = run if isinstance(run, str) else run.run_id
-    suite = run_id.split("-")[2:3] if isinstance(run, str) else [run.suite]
-    return f"inv {'train' if suite == [TRAIN] else 'bench'} --resume={run_id}"
+def resume_command(run_id: str) -> str:
+    """Return the command that resumes a run, whose id names its suite."""
+    return f"inv {'train' if run_id.split('-')[2:3] == [TRAIN] else 'bench'} --resume={run_id}"
 
 
 def refuse_unended(folder: Path) -> None:

@@ -150,7 +150,7 @@ def make_fleets(
 
 def report_outcome(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None:
     """Print the outcome if every trial succeeded. Otherwise raise Interrupted or SomeTrialsFailed."""
-    entries, remedy = list(ledger.entries.values()), f"`{resume_command(run)}` tries what did not succeed again"
+    entries, remedy = list(ledger.entries.values()), f"`{resume_command(run.run_id)}` tries what did not succeed again"
     summary = f"run {run.run_id}: {format_statuses(count_statuses(entries), len(entries))}"
     if interrupted:
         raise Interrupted(f"{summary}; interrupted", remedy=remedy)
@@ -164,15 +164,15 @@ def report_outcome(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None
 
 
 @contextlib.contextmanager
-def ledger_errors(run: RunRecord | str) -> Iterator[None]:
+def ledger_errors(run_id: str) -> Iterator[None]:
     """Translate errors of login, ledger and file system to RetryableError with the command that resumes the run."""
     try:
         yield
     except LoginTimeout as error:
         raise RetryableError.from_error(
-            error, remedy=f"jobs on the workers continue: log in, then run `{resume_command(run)}`"
+            error, remedy=f"jobs on the workers continue: log in, then run `{resume_command(run_id)}`"
         ) from error
     except (LedgerError, OSError) as error:
         raise RetryableError.from_error(
-            error, remedy=f"jobs on the workers continue: fix that, then run `{resume_command(run)}`"
+            error, remedy=f"jobs on the workers continue: fix that, then run `{resume_command(run_id)}`"
         ) from error

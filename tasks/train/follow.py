@@ -36,7 +36,7 @@ def follow(settings: Settings, run: RunRecord, folder: Path) -> None:
     """
     runner.clear_discarded(folder)
     checkpoint_step = None
-    with runner.ledger_errors(run), as_ctrl_c(signal.SIGTERM):
+    with runner.ledger_errors(run.run_id), as_ctrl_c(signal.SIGTERM):
         try:
             with open_job(settings, run) as job, TrainingView(TrainingLine(settings, run)) as view:
                 _wait(settings, run, folder, job, view)
@@ -55,7 +55,7 @@ def report_outcome(settings: Settings, run: RunRecord, folder: Path, checkpoint_
 
     `checkpoint_step` is the step of the last checkpoint that the training has reported.
     """
-    run_id, command = run.run_id, resume_command(run)
+    run_id, command = run.run_id, resume_command(run.run_id)
     outcome = Ledger(folder / LEDGER_FILE).entries[TRIAL_ID].outcome
     if outcome is None or outcome.status is TrialStatus.SUCCEEDED:
         with contextlib.suppress(SomeTrialsFailed):  # it has not ended, which is said below
@@ -92,7 +92,7 @@ def _wait(settings: Settings, run: RunRecord, folder: Path, job: TrainingJob, vi
             view.note(collapse_whitespace(error))
             if time.monotonic() - answered_at > settings.fleet.login_timeout_sec:
                 raise RetryableError.from_error(
-                    error, remedy=f"the training continues: `{resume_command(run)}` follows it again"
+                    error, remedy=f"the training continues: `{resume_command(run.run_id)}` follows it again"
                 ) from error
         time.sleep(POLL_SEC)
 

@@ -112,8 +112,11 @@ def _verified_sha256(folder: Path) -> str:
         raise UsageError(f"{SETTING}: {where}: {why}", remedy=remedy) from error
 
 
-def check(adapter: InitAdapter, trial: Trial, model_sha256: str) -> None:
-    """Raise UsageError if the training's base, rank, scale or layers are not those of the adapter."""
+def begin_from(adapter: InitAdapter, trial: Trial, model_sha256: str, job: Mapping[str, Any]) -> Trial:
+    """Return the trial that begins from the adapter, at its path where the job runs.
+
+    Raises UsageError if the training's base, rank, scale or layers are not those of the adapter.
+    """
     if adapter.model_sha256 not in (None, model_sha256):
         raise UsageError(
             f"{SETTING}: {adapter.folder}: was trained on another model (sha256 {str(adapter.model_sha256)[:12]}, "
@@ -138,14 +141,6 @@ def check(adapter: InitAdapter, trial: Trial, model_sha256: str) -> None:
             f"{', '.join(trial.lora_targets)}",
             remedy="set train.lora_targets to the adapter's layers",
         )
-
-
-def begin_from(adapter: InitAdapter, trial: Trial, model_sha256: str, job: Mapping[str, Any]) -> Trial:
-    """Return the trial that begins from the adapter, at its path where the job runs.
-
-    Raises UsageError if it does not fit the training.
-    """
-    check(adapter, trial, model_sha256)
     training = dataclasses.replace(training_of(trial), init_adapter=_path_for(adapter, job), init_sha256=adapter.sha256)
     return dataclasses.replace(trial, training=training)
 

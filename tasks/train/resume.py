@@ -58,11 +58,11 @@ def resume(settings: Settings, run: RunRecord, folder: Path, options: DeployOpti
             f"run {run.run_id} is not a training", remedy=f"resume it with `inv bench --resume={run.run_id}`"
         )
     if options.dry_run:
-        with runner.ledger_errors(run):
+        with runner.ledger_errors(run.run_id):
             return _describe_state(settings, run, Ledger(folder / LEDGER_FILE).entries.get(TRIAL_ID))
     point_latest_at(folder)  # for `collect report` after it
     command = f"train --resume (run {run.run_id})"
-    with acquire_lock(settings.results_folder, command), runner.ledger_errors(run):
+    with acquire_lock(settings.results_folder, command), runner.ledger_errors(run.run_id):
         ledger = Ledger.create(folder / LEDGER_FILE, [TRIAL_ID])
         if ledger.is_open(TRIAL_ID):
             if _is_running(settings, run, folder):

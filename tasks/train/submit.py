@@ -23,7 +23,6 @@ from tasks.errors import RetryableError, UsageError
 from tasks.fleet.training_job import HostJob
 from tasks.settings.layers import Settings
 
-MAX_SPEC_BYTES = 100_000  # Linux limits one environment variable to 128 KiB
 NO_VOLUME = (
     "! without a shared volume (cluster.volume.handle) checkpoints and adapter are lost with the pod, and a training "
     "whose pod is replaced begins again; it keeps its GPU until `inv train` or `inv collect` has fetched the adapter"
@@ -99,15 +98,7 @@ def _job_spec(settings: Settings, run: RunRecord) -> TrainingJobSpec:
 
 
 def _to_text(spec: TrainingJobSpec) -> str:
-    """Return the spec as JSON. Raises UsageError if it is too large for the environment of a process."""
-    text = json.dumps(schema.to_json(spec), ensure_ascii=False)
-    size = len(text.encode())
-    if size > MAX_SPEC_BYTES:
-        raise UsageError(
-            f"train.chat_template: the job spec has {size} bytes, more than {MAX_SPEC_BYTES}",
-            remedy="use a shorter template",
-        )
-    return text
+    return json.dumps(schema.to_json(spec), ensure_ascii=False)
 
 
 def _start(settings: Settings, run: RunRecord, spec: TrainingJobSpec) -> None:

@@ -34,7 +34,6 @@ from tasks.train.data_warnings import DataWarning, find_warnings
 from tasks.train.follow import follow
 from tasks.train.forecast import ProbeResult, TrainingForecast
 from tasks.train.init_adapter import InitAdapter
-from tasks.train.shapes import ShapeCost
 from tasks.train.submit import NO_VOLUME, job_facts, submit
 
 NO_WORKER = "no worker answers to check the data: hours and dollars are unknown; `inv deploy` creates workers"
@@ -69,17 +68,7 @@ class TrainRequest:
         return "overlay" in self.job
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Results of a worker's look at model and data.
-
-    `probe` and `predicted` are None if no worker answers. `hosted` is the price of a hosted service.
-    """
-
-    probe: ProbeResult | None = None
-    predicted: TrainingForecast | None = None
-    shapes: Sequence[ShapeCost] = ()
-    hosted: str | None = None
+Facts = tuple[ProbeResult, TrainingForecast]  # a worker's look at model and data, and what follows from it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +79,7 @@ class TrainPlan:
     workers: Sequence[str]
     inputs: dict[str, Any]
     lines: Sequence[str]
-    predicted: TrainingForecast | None
     warnings: Sequence[DataWarning] = ()
-
-    def document(self) -> dict[str, Any]:
-        """Return the plan as JSON for programs; `forecast` is None if no worker has checked the data."""
-        predicted = None if self.predicted is None else asdict(self.predicted)
-        return {"workers": list(self.workers), "forecast": predicted, "trial": self.trial.to_json()}
 
 
 def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None:
@@ -163,30 +146,22 @@ def _answering_pod(settings: Settings) -> Sequence[Host]:
     return (host,)
 
 
-def gather_facts(settings: Settings, request: TrainRequest) -> Facts:
-    """Have the workers check model and data, and predict the training. Raises UsageError."""
+def gather_facts(settings: Settings, request: TrainRequest) -> Facts | None:
+    """Have a worker check model and data, and predict the training; None if none answers. Raises UsageError."""
     if not request.hosts:
-        return Facts()
-    trial = request.trial
-    probe = forecast.probe_worker(settings, request.hosts[0], trial)
-    forecast.check_limits(settings, trial, probe)
-    known = trial.with_derived(probe.derived)
-    predicted = forecast.predict(settings, trial, probe)
-    return Facts(
-        probe=probe,
-        predicted=predicted,
-        shapes=[] if probe.gpu is None else shapes.shape_costs(settings, known, probe),
-        hosted=shapes.hosted_line(settings, known, probe),
-    )
+        return None
+    probe = forecast.probe_worker(settings, request.hosts[0], request.trial)
+    forecast.check_limits(settings, request.trial, probe)
+    return probe, forecast.predict(settings, request.trial, probe)
 
 
-def plan_training(request: TrainRequest, facts: Facts) -> TrainPlan:
+def plan_training(request: TrainRequest, facts: Facts | None) -> TrainPlan:
     """Plan the training; settings that follow from the data stay open for its attempts. Raises UsageError."""
     trial, inputs = request.trial, {"job": request.job, "model": {"path": request.trial.model}}
-    lines, probe, predicted = [NO_VOLUME] if request.job.get("keeps_pod") else [], facts.probe, facts.predicted
-    if probe is None or predicted is None:
-        lines.append(NO_WORKER)
-        return TrainPlan(trial=trial, workers=request.workers, inputs=inputs, lines=lines, predicted=None)
+    lines = [NO_VOLUME] if request.job.get("keeps_pod") else []
+    if facts is None:
+        return TrainPlan(trial=trial, workers=request.workers, inputs=inputs, lines=[*lines, NO_WORKER])
+    probe, predicted = facts
     forecast.check_time_limit(predicted)
     if request.adapter is not None:
         trial = init_adapter.begin_from(request.adapter, trial, probe.model_sha256, request.job)
@@ -197,22 +172,24 @@ def plan_training(request: TrainRequest, facts: Facts) -> TrainPlan:
         workers=request.workers,
         inputs={**inputs, **forecast.run_inputs(trial, probe, predicted)},
         lines=[*lines, *output.summary_lines(probe, known, predicted)],
-        predicted=predicted,
         warnings=find_warnings(probe.data, known, predicted.steps),
     )
 
 
 def _show_plan(
-    settings: Settings, run: RunRecord, plan: TrainPlan, facts: Facts, deployment: DeployOptions
+    settings: Settings, run: RunRecord, plan: TrainPlan, facts: Facts | None, deployment: DeployOptions
 ) -> CommandResult:
     """Print the plan, over pods with that of their deployment."""
     for line in plan.lines:
         print(escape_controls(line))
-    document = plan.document()
-    if facts.probe is not None:
-        output.show_plan(console(), plan.trial.with_derived(facts.probe.derived), facts.probe, plan.workers)
-        shapes.show_shapes(console(), list(facts.shapes), facts.hosted)
-        document["shapes"] = [asdict(cost) for cost in facts.shapes]
+    document: dict[str, Any] = {"workers": list(plan.workers), "forecast": None, "trial": plan.trial.to_json()}
+    if facts is not None:
+        probe, predicted = facts
+        known = plan.trial.with_derived(probe.derived)
+        costs = [] if probe.gpu is None else shapes.shape_costs(settings, known, probe)
+        output.show_plan(console(), known, probe, plan.workers)
+        shapes.show_shapes(console(), costs, shapes.hosted_line(settings, known, probe))
+        document |= {"forecast": asdict(predicted), "shapes": [asdict(cost) for cost in costs]}
         document["warnings"] = [asdict(warning) for warning in plan.warnings]
     if "overlay" in plan.inputs["job"]:
         _, deployed = submit(settings, run, deployment, lambda: run)

@@ -50,7 +50,7 @@ def test_a_slowdown_of_three_percent_is_found_in_one_configuration_and_in_all():
 
 
 @pytest.mark.parametrize("noise", ["normal", "heavy tails"])
-def test_both_stages_of_a_loss_comparison_rarely_err(noise: str) -> None:
+def test_a_comparison_of_losses_rarely_errs(noise: str) -> None:
     assert power.verdicts(0.1, noise, 0.0, 300).same >= 0.92  # 72 % with 4 pairs
     assert power.verdicts(0.1, noise, power.MARGIN, 300).same <= 0.09
     assert power.verdicts(0.1, noise, 0.5, 300).worse >= 0.95

@@ -16,7 +16,7 @@ from bench.records.run import PlannedTrial
 from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions
 from tasks.errors import UsageError
 from tasks.fleet import plan
-from tasks.fleet.plan import plan_trials, read_trials, size_text
+from tasks.fleet.plan import plan_trials, read_trials
 from tasks.settings.layers import load
 
 MakeContext = Callable[..., Context]
@@ -101,7 +101,7 @@ def test_each_repeat_has_an_id_of_its_own() -> None:
     ],
 )
 def test_each_kind_has_a_size(name: str, sizes: list[str]) -> None:
-    assert [size_text(trial) for trial in suite(name, "tiny", "m", "d")] == sizes
+    assert [each.workload.size.format_map(vars(each)) for each in suite(name, "tiny", "m", "d")] == sizes
 
 
 def write_trial(path: Path, trial: Trial) -> None:

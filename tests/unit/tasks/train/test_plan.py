@@ -13,7 +13,7 @@ from tasks.fleet import trial_spec
 from tasks.settings.layers import load
 from tasks.train import forecast
 from tasks.train.submit import NO_VOLUME, job_facts
-from tasks.train.train import NO_WORKER, Facts, TrainRequest, plan_training
+from tasks.train.train import NO_WORKER, TrainRequest, plan_training
 from tests.unit.tasks.train.conftest import MakeSettings
 from tests.unit.tasks.train.test_check import make_probe
 
@@ -23,15 +23,15 @@ HOST_JOB = {"shared": "/runs", "turn": 1, "after": 0}
 def test_a_plan_does_not_depend_on_whether_a_worker_answered(settings: MakeSettings) -> None:
     trial = trial_spec.make_trial(settings(), 1)
     request = TrainRequest(trial=trial, workers=["worker-0"], hosts=[], job=HOST_JOB, adapter=None)
-    unseen = plan_training(request, Facts())
+    unseen = plan_training(request, None)
     probe = make_probe(derived=DerivedSettings(validation_share=0.2, rows_per_step=2, warmup_share=0.067))
-    seen = plan_training(request, Facts(probe=probe, predicted=forecast.predict(settings(), trial, probe)))
+    seen = plan_training(request, (probe, forecast.predict(settings(), trial, probe)))
     assert seen.trial.training is not None
     assert seen.trial.training.input_digests
     pinned = dataclasses.replace(seen.trial.training, input_digests={})
     assert dataclasses.replace(seen.trial, training=pinned) == unseen.trial
     assert {"validation_share", "rows_per_step", "warmup_share"} <= set(seen.trial.derive)
-    assert (unseen.lines, unseen.predicted) == ([NO_WORKER], None)
+    assert unseen.lines == [NO_WORKER]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_one_pod_may_do_without_a_volume_and_waits_for_its_collection(
     assert (job["overlay"], job.get("keeps_pod", False)) == (f"job-{ranks}gpu", keeps_pod)
     trial = trial_spec.make_trial(configured, ranks)
     request = TrainRequest(trial=trial, workers=["worker-0"], hosts=[], job=job, adapter=None)
-    assert (NO_VOLUME in plan_training(request, Facts()).lines) == keeps_pod
+    assert (NO_VOLUME in plan_training(request, None).lines) == keeps_pod
 
 
 def test_several_pods_without_a_volume_are_refused_with_the_setting(context: Callable[..., Context]) -> None:
