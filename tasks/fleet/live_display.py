@@ -22,7 +22,6 @@ from reports import formatting
 from tasks.cli.waiting import View
 
 LINES_AROUND_WORKERS = 4  # blank line, run, "+ n more", the cursor's line
-UNKNOWN = "-"
 # Of an event about a worker: the text before its reason, its style, and whether the worker leaves its trial.
 WORKER_EVENTS = {
     EventType.RETRYING: ("will be retried", "yellow", True),
@@ -50,7 +49,9 @@ class WorkerRow:
         if progress is None:
             return "starting"
         step = f" {progress.step}/{progress.steps}" if progress.step > 0 else ""
-        rate = f", {number(progress.samples_per_sec)} samples/s" if progress.samples_per_sec is not None else ""
+        rate = (
+            f", {formatting.number(progress.samples_per_sec)} samples/s" if progress.samples_per_sec is not None else ""
+        )
         return f"{progress.phase}{step}{rate}"
 
 
@@ -169,7 +170,7 @@ class FleetView(View):
         parts, style = ([end.label], end.tone) if end is not None else (["ended"], "")
         rate = row.progress.samples_per_sec if row.progress is not None and row.trial_id is not None else None
         if end is TrialStatus.SUCCEEDED and rate is not None:
-            parts.append(f"{number(rate)} samples/s")
+            parts.append(f"{formatting.number(rate)} samples/s")
         if row.trial_id is not None and row.since is not None:
             parts.append(f"in {formatting.clock(self._clock() - row.since)}")
         if event.reason and end is not TrialStatus.SUCCEEDED:
@@ -201,10 +202,3 @@ class FleetView(View):
 
     def _is_unicode(self) -> bool:
         return self._console.encoding.startswith("utf")
-
-
-def number(value: float | None) -> str:
-    """Format a rate with three significant digits, or a dash if it is unknown."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -17,7 +17,6 @@ from reports import formatting
 from reports.read import attempts
 from tasks.cli.waiting import View
 from tasks.errors import escape_controls
-from tasks.fleet.live_display import number
 from tasks.fleet.pricing import worker_price
 from tasks.fleet.training_job import TrainingState
 from tasks.settings.layers import Settings
@@ -81,7 +80,7 @@ def _describe(progress: Progress) -> Iterator[str]:
     if progress.score is not None:
         yield f"score {progress.score}"
     if progress.useful_tokens_per_sec is not None:
-        yield f"{number(progress.useful_tokens_per_sec)} tokens/s"
+        yield f"{formatting.number(progress.useful_tokens_per_sec)} tokens/s"
 
 
 class TrainingView(View):

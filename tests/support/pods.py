@@ -119,7 +119,8 @@ class PodFleet(LocalFleet):
         return next(pod for pod in self.live() if pod["index"] == index)
 
     def pod_hosts(self) -> list[PodHost]:
-        return hosts_of(self.pods, self.size, self.label)
+        options: Any = {"workdir": f"/scratch/{self.label}", "container": "bench", "python": (sys.executable,)}
+        return [PodHost(name=f"worker-{n + 1}", index=n, pods=self.pods, **options) for n in range(self.size)]
 
     def launch(self, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
         command = run_fake_bench(host, planned, attempt, folder, log=f"{self.shared}/bench.log")
@@ -259,17 +260,3 @@ def alive(cluster: Cluster) -> list[dict[str, Any]]:
 
 def pods_of(kubeconfig: Path) -> PodIndex:
     return PodIndex(Kubectl(namespace="default", kubeconfig=str(kubeconfig)), SELECTOR)
-
-
-def hosts_of(pods: PodIndex, size: int, label: str) -> list[PodHost]:
-    return [
-        PodHost(
-            name=f"worker-{index + 1}",
-            index=index,
-            pods=pods,
-            workdir=f"/scratch/{label}",
-            container="bench",
-            python=(sys.executable,),
-        )
-        for index in range(size)
-    ]

@@ -14,7 +14,6 @@ Not covered: ranks, the checkpoints' real content, evaluations.
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -139,22 +138,12 @@ def _append_restart(path: Path, restart: Restart) -> None:
 
 def _read_newest_checkpoint(folder: Path) -> tuple[int, int, int | None]:
     """Return the steps done, the sum of their numbers, and the newest checkpoint's step."""
-    for path in sorted(folder.glob("step-*"), reverse=True):
-        state = json.loads((path / "state.json").read_text())
-        return state["step"], state["total"], state["step"]
-    return 0, 0, None
+    path = max(folder.glob("step-*"), default=None)
+    return (0, 0, None) if path is None else (int(path.name[5:]), int(path.read_text()), int(path.name[5:]))
 
 
 def _write_checkpoint(folder: Path, step: int, total: int) -> None:
-    part, checkpoint = folder / f".step-{step:08}.part", folder / f"step-{step:08}"
-    if checkpoint.exists():
-        return
-    part.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"step": step, "total": total}).encode()
-    (part / "state.json").write_bytes(text)
-    facts = {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)}
-    write_atomic(part / "MANIFEST.json", json.dumps({"step": step, "files": {"state.json": facts}}).encode())
-    os.rename(part, checkpoint)
+    write_atomic(folder / f"step-{step:08}", str(total).encode())
 
 
 def _publish_progress(record: Record, step: int, steps: int, checkpoint: int | None) -> None:
@@ -173,24 +162,16 @@ def _publish_progress(record: Record, step: int, steps: int, checkpoint: int | N
     )
 
 
-def _step_row(step: int) -> dict[str, float]:
-    counts = {"targets": 32, "tokens": TOKENS, "samples": 2}
-    return {
-        "step": step,
-        "loss": 1.0 / step,
-        "learning_rate": 0.1,
-        "gradient_norm": 1.0,
-        **counts,
-        "step_time_sec": STEP_SEC,
-    }
-
-
 def _write_results(record: Record, total: int, steps: int, stop: str, restarts: list[Restart]) -> None:
     adapter = record.request.out / "adapter"
     adapter.mkdir(exist_ok=True)
     (adapter / ADAPTER).write_text(f"{total}\n")
     (adapter / "adapter_config.json").write_text("{}\n")
-    rows = [_step_row(step) for step in range(1, steps + 1)]
+    numbers, counts = list(range(1, steps + 1)), {"targets": 32, "tokens": TOKENS, "samples": 2}
+    values = {"learning_rate": 0.1, "gradient_norm": 1.0, "step_time_sec": STEP_SEC, **counts}
+    columns = {name: [value] * steps for name, value in values.items()}
+    first = Evaluation(step=0, loss=2.0, low=1.9, high=2.1, rows=9, targets=99, is_best=False)
+    changed = {"change": -1.0, "change_low": -1.1, "change_high": -0.9}
     TrainingRecord(
         run_id=record.request.run_id,
         trial_id=record.request.trial_id or "train",
@@ -201,22 +182,8 @@ def _write_results(record: Record, total: int, steps: int, stop: str, restarts: 
         stop=stop,
         steps_planned=steps,
         steps_done=steps,
-        steps=TrainedSteps(**{name: [row[name] for row in rows] for name in rows[0]}),
-        evaluations=[
-            Evaluation(step=0, loss=2.0, low=1.9, high=2.1, rows=9, targets=99, is_best=False),
-            Evaluation(
-                step=steps,
-                loss=1.0,
-                low=0.9,
-                high=1.1,
-                rows=9,
-                targets=99,
-                is_best=True,
-                change=-1.0,
-                change_low=-1.1,
-                change_high=-0.9,
-            ),
-        ],
+        steps=TrainedSteps(step=numbers, loss=[1.0 / number for number in numbers], **columns),
+        evaluations=[first, replace(first, step=steps, loss=1.0, low=0.9, high=1.1, is_best=True, **changed)],
         restarts=restarts,
         data=None,
         adapter_step=steps,

@@ -193,14 +193,9 @@ def test_an_operator_who_never_logs_in_leaves_the_jobs_running(policy: RetryPoli
     assert not policy.stopping.is_set()
 
 
-def test_a_refused_operator_who_stops_the_run_is_not_waited_for(policy: RetryPolicy) -> None:
-    policy.stopping.set()
-    assert policy.await_return(FakeAgent([refused()], each_sec=1.0), CredentialsRejected("log in again")) is None
-
-
 @pytest.mark.parametrize("lost", [CredentialsRejected("log in again"), WorkerLost("silent")])
-def test_a_fleet_halted_by_another_worker_loses_no_host(policy: RetryPolicy, lost: WorkerLost) -> None:
-    """The other worker was refused for too long; jobs continue, so their trials must not end."""
-    agent = FakeAgent([refused()], each_sec=1.0)
-    policy.detaching.set()
-    assert policy.await_return(agent, lost) is None
+@pytest.mark.parametrize("halt", ["stopping", "detaching"])
+def test_a_halted_fleet_loses_no_host(policy: RetryPolicy, lost: WorkerLost, halt: str) -> None:
+    """Another worker was refused for too long, or the operator stops the run: no trial may end as lost."""
+    getattr(policy, halt).set()
+    assert policy.await_return(FakeAgent([refused()], each_sec=1.0), lost) is None

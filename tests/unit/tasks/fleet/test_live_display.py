@@ -12,7 +12,7 @@ from bench.records import suite
 from bench.records.run import PlannedTrial, Progress
 from bench.records.status import TrialStatus
 from remote.fleet.events import EventType, FleetEvent
-from tasks.fleet.live_display import FleetView, number
+from tasks.fleet.live_display import FleetView
 from tests.support.cases import Case, load_cases
 
 WORKERS = ("worker-0", "worker-1")
@@ -86,7 +86,7 @@ def test_a_line_for_each_busy_worker_is_drawn_below_that_of_the_run(scene: Scene
     scene.send(EventType.PROGRESS, "worker-1", progress=progress)
     assert scene.drawn() == [
         "20251120-quick · 0/4 trials ended · 0:12",
-        "worker-0 baseline: measure 9/18, 1.5 samples/s, 0:12",
+        "worker-0 baseline: measure 9/18, 1.50 samples/s, 0:12",
         "worker-1 baseline (attempt 2): load, 0:40",
     ]
     scene.send(EventType.WORKER_LOST, "worker-1", trial=None, reason="silent for 60 s")
@@ -139,8 +139,8 @@ def test_a_long_phase_gives_a_plain_sign_of_life_after_a_silence(scene: Scene) -
     header, *lines = [line for line in scene.printed_lines() if "measure" in line or "trials ended" in line]
     assert "0/4 trials ended" in header
     assert lines[1:-1] == [
-        "[0:03] worker-0 baseline: measure, 1.5 samples/s",
-        "[5:00] worker-0 baseline: measure 99/18, 1.5 samples/s",
+        "[0:03] worker-0 baseline: measure, 1.50 samples/s",
+        "[5:00] worker-0 baseline: measure 99/18, 1.50 samples/s",
     ]
 
 
@@ -214,9 +214,3 @@ def test_no_event_however_odd_raises(kind: EventType, scene: Scene) -> None:
         scene.send(kind, odd, trial, reason=text, status=status, progress=progress)
     assert all(len(line) <= 80 for line in scene.drawn())
     assert not scene.console.quiet
-
-
-def test_amounts_are_short_and_unknown_ones_are_a_dash() -> None:
-    assert [number(value) for value in (None, float("inf"), 0.00123, 1.4567, 49.13, 5820.4)] == [
-        *("-", "-", "0.00123", "1.46", "49.1", "5820"),
-    ]

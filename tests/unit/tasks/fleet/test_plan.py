@@ -78,6 +78,19 @@ def test_each_worker_begins_at_another_trial_and_each_round_one_later() -> None:
     assert planned[WORKERS[0]][: len(FULL)] == names
 
 
+def test_runs_over_pods_that_are_planned_in_the_same_second_have_different_ids(
+    context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operators do not coordinate, and jobs in the pods are found by the run's id."""
+    monkeypatch.setattr(plan, "cluster_location", lambda _: {"context": "dev"})
+    monkeypatch.setattr(plan, "git_state", lambda _: {})
+    for kind, count in (("pods", 8), ("local", 1)):
+        settings = load(context(text=f"fleet: {{kind: {kind}}}"))
+        names = [plan.new_record(settings, "quick", [], [], inputs={}).run_id for _ in range(8)]
+        assert len(set(names)) >= count
+        assert all("-quick" in name for name in names)
+
+
 def test_the_order_of_the_other_trials_is_the_seeds() -> None:
     first, again, other = (orders(plan_trials(FULL, WORKERS, seed=seed)) for seed in ("a", "a", "b"))
     assert first == again
