@@ -5,8 +5,6 @@ the sum of the step numbers, so a repeated or missing step is visible. Not cover
 """
 
 import os
-import re
-import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -146,9 +144,3 @@ def test_ctrl_c_detaches_and_a_cancelled_training_goes_on_to_its_limit_and_its_e
     assert "`inv train --resume=" in limited
     project.inv("train", "--resume")
     assert collected_adapter(project) == SUM_OF_STEPS
-
-    project.inv("report")
-    report = (project.run_folder() / "report" / "report.md").read_text()
-    (repeat,) = re.findall(r"`inv (-f [^`]+ train[^`]*)`", report)
-    plan = project.inv(*shlex.split(repeat), "--dry-run", INVOKE_FLEET_SIZE="4").stdout
-    assert "\non worker-0; " in plan
