@@ -10,7 +10,6 @@ import json
 import math
 import os
 import resource
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -290,8 +289,7 @@ class Record:
 
 def peak_rss_bytes() -> int:
     """Return the peak resident memory of this process."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
 def peak_text(vram_bytes: int | None, rss_bytes: int) -> str:

@@ -19,11 +19,11 @@ from bench.harness.record import Record, Request
 from bench.harness.termination import StopSignals
 from bench.records import Trial
 from bench.records.bootstrap import Interval, summarize
-from bench.records.result import Steps
 from bench.workloads.ranks.launcher import RankLauncher
 from bench.workloads.ranks.multi_node import NodeList
 
 MODULE = "bench.workloads.distributed_rank"
+Table = list[list[float]]  # a step's seconds, loss, samples, tokens and useful tokens, of each rank
 
 
 def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
@@ -38,10 +38,10 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
         )
     launcher = RankLauncher(trial, stops, NodeList.from_environment(), module=MODULE)
     record.steps_planned = trial.warmup_steps + trial.measured_steps + 2 + trial.world_size  # and the measurements
-    report = RankReport(record)
+    tables = list[Table]()
     with launcher.started() as ranks:
-        launcher.lead(ranks, record, report.on_line)
-    add_measurements(record, report, launcher.backend)
+        launcher.lead(ranks, record, lambda line: apply_line(record, tables, line))
+    add_measurements(record, tables, launcher.backend)
 
 
 def follow(_request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) -> int:
@@ -49,38 +49,27 @@ def follow(_request: Request, trial: Trial, nodes: NodeList, stops: StopSignals)
     return RankLauncher(trial, stops, nodes, module=MODULE).follow(lambda: check_trial(trial))
 
 
-class RankReport:
-    """The data reported by rank 0: steps go into the record at once, the rest is used by `add_measurements`."""
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-        self.tables: list[list[list[float]]] = []  # the measured steps
-
-    def on_line(self, line: dict[str, Any]) -> None:
-        """Process one of rank 0's lines."""
-        if "step" in line:
-            self._add_step(**line["step"])
-        self.record.apply_report(line)
-
-    def _add_step(self, phase: str, table: list[list[float]]) -> None:
-        """Add a step; `table` has per rank: seconds, loss, samples, tokens, useful tokens."""
-        steps: Steps = self.record.warmup if phase == "warmup" else self.record.steps
-        if phase != "warmup":
-            self.tables.append(table)
+def apply_line(record: Record, tables: list[Table], line: dict[str, Any]) -> None:
+    """Add one of rank 0's lines to the record, and the table of a measured step to `tables`."""
+    if "step" in line:
+        table, is_warmup = line["step"]["table"], line["step"]["phase"] == "warmup"
+        if not is_warmup:
+            tables.append(table)
         seconds, losses, samples, tokens, useful = zip(*table, strict=True)
-        self.record.add_step(
-            steps,
+        record.add_step(
+            record.warmup if is_warmup else record.steps,
             seconds=max(seconds),
             loss=statistics.mean(losses),
             samples=statistics.mean(samples),
             tokens=round(statistics.mean(tokens)),
             useful=round(statistics.mean(useful)),
         )
+    record.apply_report(line)
 
 
-def add_measurements(record: Record, report: RankReport, backend: str) -> None:
+def add_measurements(record: Record, tables: list[Table], backend: str) -> None:
     """Add the measurements of a successful run."""
-    world_size, tables = record.trial.world_size, report.tables
+    world_size = record.trial.world_size
     times = summarize(record.steps.step_time_sec)
     ranks: dict[str, Any] = {"world_size": world_size, "backend": backend}
     for name, column in (("global_samples_per_sec", 2), ("global_tokens_per_sec", 3)):

@@ -143,18 +143,15 @@ class Generation:
 
     def measure_path(self, path: str, prompts: Any, batches: list[int], stops: StopSignals) -> int:
         """Measure batches until one does not fit in memory; return the largest that fitted, 0 if none did."""
-        fitted, has_failed = 0, False
+        fitted = 0
         for batch in batches:
             context = {"batch": batch, "path": path, **self.context()}
-            note: str | None = f"not tried: batch {fitted} was the last that fitted"
-            if not has_failed:
-                note = self._measure_batch(prompts[:batch], context, stops)
-                free_memory(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
-            if note is None:
-                fitted = batch
-                continue
-            has_failed = True
-            self.record.add("decode_tokens_per_sec", None, note=note, **context)
+            note = self._measure_batch(prompts[:batch], context, stops)
+            free_memory(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
+            if note is not None:
+                self.record.add("decode_tokens_per_sec", None, note=note, **context)
+                break
+            fitted = batch
         return fitted
 
     def _measure_batch(self, prompts: Any, context: dict[str, Any], stops: StopSignals) -> str | None:

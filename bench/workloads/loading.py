@@ -6,9 +6,8 @@ memory. All memory is freed between loads; memory that is not freed is reported.
 """
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from bench.data.inputs import Inputs
 from bench.data.model_folder import weight_files
@@ -16,15 +15,14 @@ from bench.harness.record import Record, peak_rss_bytes
 from bench.harness.termination import StopSignals
 from bench.qlora.step import TorchSession, load_base, open_session
 from bench.records.bootstrap import summarize
-from bench.torch_stack import free_memory
+from bench.torch_stack import DeviceClock, free_memory
 
 WARM_REPEATS = 3
 # bitsandbytes keeps its code tables, and cuBLAS its workspace, until the process ends.
 LEFTOVER_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadResult:
+class LoadResult(NamedTuple):
     """One load. Device bytes are None without a GPU."""
 
     seconds: float
@@ -56,27 +54,22 @@ def load(record: Record, session: TorchSession) -> LoadResult:
     """Load the model as training does, and free all memory."""
     torch, is_cuda = session.modules.torch, session.placement.is_cuda
     free_memory(torch, is_cuda=is_cuda)
-    cuda: Any = torch.cuda if is_cuda else None
-    if cuda is not None:
+    cuda, clock = torch.cuda, DeviceClock(torch, is_cuda=is_cuda)
+    if is_cuda:
         reserved, allocated = cuda.memory_reserved(), cuda.memory_allocated()
         cuda.reset_peak_memory_stats()
-        cuda.synchronize()
+    clock.synchronize()
     start = time.perf_counter()
     model = load_base(session.modules, record.trial, session.placement)
-    if cuda is None:
-        return LoadResult(seconds=time.perf_counter() - start)
-    cuda.synchronize()
+    clock.synchronize()
     seconds = time.perf_counter() - start
+    if not is_cuda:
+        return LoadResult(seconds)
     held, peak = cuda.memory_allocated() - allocated, cuda.max_memory_allocated()
     record.peak_vram_bytes = max(record.peak_vram_bytes or 0, peak)
     del model
     free_memory(torch, is_cuda=is_cuda)
-    return LoadResult(
-        seconds=seconds,
-        device_bytes=held,
-        device_peak_bytes=peak - allocated,
-        leftover_bytes=cuda.memory_reserved() - reserved,
-    )
+    return LoadResult(seconds, held, peak - allocated, cuda.memory_reserved() - reserved)
 
 
 def add_memory(record: Record, loads: list[LoadResult]) -> None:

@@ -16,6 +16,7 @@ Not covered: more than one rank; a machine that loses unsynced writes; a disk th
 import argparse
 import errno
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,11 @@ def score(prompt, answer, expected):
 """
 
 
-def killed_at_write(number: int, work: Callable[[], Any]) -> Callable[[], Any]:
+def killed_at_write(
+    number: int, work: Callable[[], Any], writes: Iterable[tuple[Any, str]] = WRITES
+) -> Callable[[], Any]:
     """Wrap `work` so that it is killed just before its write with the index `number`."""
-
     left = number
-
-    def work_until_killed() -> None:
-        for owner, name in WRITES:
-            setattr(owner, name, counted(getattr(owner, name)))
-        work()
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
         def counting(*arguments: Any, **options: Any) -> Any:
@@ -66,36 +63,30 @@ def killed_at_write(number: int, work: Callable[[], Any]) -> Callable[[], Any]:
 
         return counting
 
-    return work_until_killed
+    return with_replaced({(owner, name): counted(getattr(owner, name)) for owner, name in writes}, work)
 
 
 def with_full_disk(number: int, syncs: int, work: Callable[[], Any]) -> Callable[[], Any]:
     """Wrap `work` so that `syncs` calls of fsync, from number `number` on, fail with ENOSPC."""
-    done, real = 0, os.fsync
+    calls, real = itertools.count(1), os.fsync
 
     def fail_if_full(handle: int) -> None:
-        nonlocal done
-        done += 1
-        if number <= done < number + syncs:
+        if number <= next(calls) < number + syncs:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(handle)
 
-    def work_with_full_disk() -> None:
-        os.fsync = fail_if_full
+    return with_replaced({(os, "fsync"): fail_if_full}, work)
+
+
+def with_replaced(functions: Mapping[tuple[Any, str], Any], work: Callable[[], Any]) -> Callable[[], Any]:
+    """Wrap `work`, in a child process, so that these functions of modules are replaced."""
+
+    def replaced() -> None:
+        for (owner, name), function in functions.items():
+            setattr(owner, name, function)
         work()
 
-    return work_with_full_disk
-
-
-def with_clock_offset(offset_sec: float, work: Callable[[], Any]) -> Callable[[], Any]:
-    """Wrap `work` so that `time.time` is ahead by `offset_sec`."""
-    real = time.time
-
-    def skewed() -> None:
-        time.time = lambda: real() + offset_sec
-        work()
-
-    return skewed
+    return replaced
 
 
 def damage(checkpoints: Path, chooser: random.Random) -> bool:
@@ -132,9 +123,8 @@ def kill_and_finish(lab: Lab, folder: Path, chooser: random.Random, quiet_sec: f
     outcomes = Counter[str]()
 
     def clocked() -> Callable[[], Any]:
-        return with_clock_offset(
-            chooser.uniform(-MAX_CLOCK_OFFSET_SEC, MAX_CLOCK_OFFSET_SEC), lambda: lab.train(folder)
-        )
+        offset_sec, real = chooser.uniform(-MAX_CLOCK_OFFSET_SEC, MAX_CLOCK_OFFSET_SEC), time.time
+        return with_replaced({(time, "time"): lambda: real() + offset_sec}, lambda: lab.train(folder))
 
     for _ in range(chooser.choice((1, 1, 1, 2, 3))):
         fault = chooser.choice(("moment", "write", "full disk"))

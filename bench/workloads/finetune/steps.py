@@ -185,21 +185,19 @@ class StepRow:
 
 
 class GlobalStep:
-    """The model, its optimizer and its gradients. `scalars` holds (loss, extra sums over ranks) of the last step."""
+    """The model, its optimizer and its gradients. `scalars` holds the loss and two more sums of the last step."""
 
-    def __init__(
-        self, torch: Any, step: TrainingStep, gradients: Gradients, *, seed: int, max_norm: float, extra_sums: int = 0
-    ) -> None:
+    def __init__(self, torch: Any, step: TrainingStep, gradients: Gradients, *, seed: int, max_norm: float) -> None:
         self.step, self.gradients = step, gradients
         self._torch, self._seed, self._max_norm = torch, seed, max_norm
         self._peaks = [float(group["lr"]) for group in step.optimizer.param_groups]
         device = gradients.buckets[0].flat.device
-        self.scalars = torch.zeros(1 + extra_sums, dtype=torch.float64, device=device)
+        self.scalars = torch.zeros(3, dtype=torch.float64, device=device)
         self.losses: list[Any] = []
         self._norm = torch.zeros((), device=device)
 
     def forward_backward(
-        self, number: int, rows: Sequence[StepRow], targets: int, extra_sums: Sequence[float] = ()
+        self, number: int, rows: Sequence[StepRow], targets: int, extra_sums: tuple[float, float] = (0.0, 0.0)
     ) -> None:
         """Compute the global batch's gradient in every `grad`. `rows` are this rank's, `targets` the global number."""
         self.gradients.clear()

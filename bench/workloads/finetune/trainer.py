@@ -74,7 +74,7 @@ class Trainer:
         self.collate = RowCollator(training_set, tokenizer, pin_memory=bool(trained[0].is_cuda))
         self.steps = training_set.steps()
         self.global_step = GlobalStep(
-            self.torch, step, self.gradients, seed=trial.seed, max_norm=training.max_gradient_norm, extra_sums=2
+            self.torch, step, self.gradients, seed=trial.seed, max_norm=training.max_gradient_norm
         )
         self.weights = Weights(modules, step, self.peft_model)
         self.state = State(step=0, seconds=0.0)

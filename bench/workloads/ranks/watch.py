@@ -1,7 +1,7 @@
 """The ranks of a trial: starts those of this machine, watches all, names a dead or hung one, and ends them.
 
-Each rank has a session of its own, so a signal to this process's group reaches none of them. On Linux every rank dies
-with the process that started it, also after a SIGKILL.
+Each rank has a session of its own, so a signal to this process's group reaches none of them. Every rank dies with the
+process that started it, also after a SIGKILL.
 
 A thread of every rank writes its heartbeat `rank-N.json` about once a second: a stopped or stuck process stops writing,
 while ranks that wait for it continue. Rank 0 writes its measurements to `lines.jsonl`. A failing rank first writes
@@ -190,8 +190,7 @@ class Ranks(contextlib.AbstractContextManager["Ranks"]):
                 if not sample.heartbeat and process is None:
                     reason = f"rank {rank} did not start within {limit:g} s: no heartbeat from its machine"
                     raise WorkerGone(reason, ReasonCode.START_TIMED_OUT)
-                stopped = " (its process is stopped)" if process is not None and _is_stopped(process.pid) else ""
-                raise RankKilled(f"rank {rank} has been silent for {limit:g} s {self._where(rank, stopped)}")
+                raise RankKilled(f"rank {rank} has been silent for {limit:g} s {self._where(rank)}")
         last_progress = max(sample.last_progress for sample in self._samples)
         in_steps = all(sample.heartbeat.get("step") for sample in self._samples)
         if in_steps and now - last_progress > self._limits.step_sec:
@@ -267,11 +266,11 @@ class Ranks(contextlib.AbstractContextManager["Ranks"]):
             return []
         return [line.rstrip()[:MAX_LINE_CHARS] for line in text.splitlines() if line.strip()][-LOG_LINES:]
 
-    def _where(self, rank: int, state: str = "") -> str:
+    def _where(self, rank: int) -> str:
         """Return a rank's position and last line as the end of a reason."""
         lines = self.last_lines(rank)
         last_line = f"; its last line: {lines[-1][:120]}" if lines else ""
-        return f"in {self._samples[rank].position}{state}{last_line}"
+        return f"in {self._samples[rank].position}{last_line}"
 
     def _stuck_message(self) -> str:
         behind = [rank for rank, sample in enumerate(self._samples) if not sample.heartbeat.get("waiting")]
@@ -299,16 +298,14 @@ def rank_environment(folder: Path, world_size: int, nodes: NodeList | None) -> d
 
     On one machine they meet in a file of `folder`, on several at the first one's address.
     """
-    is_local = nodes is None and sys.platform == "linux"
-    meeting = (
-        {RENDEZVOUS_VARIABLE: f"file://{folder}/rendezvous"}
-        if nodes is None
-        else {RENDEZVOUS_VARIABLE: "env://", "MASTER_ADDR": nodes.address, "MASTER_PORT": str(nodes.port)}
-    )
+    usual = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if nodes is None:
+        usual["GLOO_SOCKET_IFNAME"] = "lo"
+        meeting = {RENDEZVOUS_VARIABLE: f"file://{folder}/rendezvous"}
+    else:
+        meeting = {RENDEZVOUS_VARIABLE: "env://", "MASTER_ADDR": nodes.address, "MASTER_PORT": str(nodes.port)}
     return {
-        "OMP_NUM_THREADS": "1",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        **({"GLOO_SOCKET_IFNAME": "lo"} if is_local else {}),
+        **usual,
         **os.environ,
         **meeting,
         LAUNCHER_VARIABLE: str(os.getpid()),
@@ -318,17 +315,8 @@ def rank_environment(folder: Path, world_size: int, nodes: NodeList | None) -> d
 
 
 def exit_with_parent(parent: int) -> None:
-    """Make SIGKILL end this process when its parent process `parent` dies, on Linux only."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+    """Make SIGKILL end this process when its parent process `parent` dies."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent has already died
         os._exit(1)
-
-
-def _is_stopped(pid: int) -> bool:
-    """Return True if a signal has stopped the process (Linux' states T and t)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:
-        return False

@@ -117,18 +117,29 @@ def test_a_tokenizer_without_padding_pads_with_its_end_token(run_trial, tiny_tri
     assert result.metrics.padding_percent > 0
 
 
-def test_a_stop_that_a_library_turns_into_an_error_is_still_a_stop(start, tmp_path, tiny_trial):
-    broken = (
-        "import bench.qlora.step, signal\n"
-        "def choose_placement(_):\n"
-        "    try: signal.raise_signal(signal.SIGTERM)\n"
-        "    except BaseException: raise RecursionError('half an import') from None\n"
-        "bench.qlora.step.choose_placement = choose_placement"
-    )
-    result = read_result(start(tiny_trial(), tmp_path, before=broken), tmp_path, 143, TrialStatus.PREEMPTED)
-    assert result.metrics is None
-    assert "SIGTERM (in import, 0 of 3 steps done)" in str(result.reason)
-    assert any("half an import" in line for line in result.log_tail)
+BROKEN_IMPORT = """
+import bench.qlora.step, signal
+def choose_placement(_):
+    try: {first}
+    except BaseException: raise LookupError('no\\ndevice') from None
+bench.qlora.step.choose_placement = choose_placement
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "code", "status", "reason"),
+    [
+        ("signal.raise_signal(signal.SIGTERM)", 143, TrialStatus.PREEMPTED, "stopped by SIGTERM"),
+        ("1 / 0", 1, TrialStatus.FAILED, "LookupError: no device"),
+    ],
+)
+def test_an_error_has_its_traceback_in_the_log_and_a_stop_that_became_one_is_a_stop(
+    start, tmp_path, tiny_trial, first, code, status, reason
+):
+    process = start(tiny_trial(), tmp_path, before=BROKEN_IMPORT.format(first=first))
+    result = read_result(process, tmp_path, code, status)
+    assert (result.metrics, result.reason) == (None, f"{reason} (in import, 0 of 3 steps done)")
+    assert any("choose_placement" in line for line in result.log_tail)
 
 
 @pytest.mark.parametrize(
@@ -169,16 +180,6 @@ def test_a_non_finite_loss_fails_with_its_step(start, tmp_path, tiny_model, tiny
     assert str(result.reason).startswith("NonFiniteLoss: the loss is nan at measure step 1 ")
     assert "learning_rate" in str(result.remedy)
     assert result.steps.loss == [None]
-
-
-def test_an_unexpected_error_fails_with_its_traceback_in_the_log(start, tmp_path, tiny_trial):
-    broken = (
-        "import bench.qlora.step\ndef choose_placement(_): raise LookupError('no\\ndevice')\n"
-        "bench.qlora.step.choose_placement = choose_placement"
-    )
-    result = read_result(start(tiny_trial(), tmp_path, before=broken), tmp_path, 1, TrialStatus.FAILED)
-    assert result.reason == "LookupError: no device (in import, 0 of 3 steps done)"
-    assert any("choose_placement" in line for line in result.log_tail)
 
 
 def test_a_disk_that_fills_up_later_gives_one_line_and_no_partial_result(start, small_disk, tiny_trial):

@@ -44,11 +44,8 @@ def test_each_failure_costs_its_own_row(tmp_path, monkeypatch):
         "float('nan')": ScoreFault.NOT_A_NUMBER,
         "1.5": ScoreFault.NOT_A_NUMBER,
         "'0.5'": ScoreFault.NOT_A_NUMBER,
-        "None": ScoreFault.NOT_A_NUMBER,
-        "10 ** 400": ScoreFault.NOT_A_NUMBER,
         "0.5 if os.getcwd() != '/' else 0": 0.5,
         "sys.exit()": ScoreFault.CRASHED,
-        "0.75": 0.75,
         "os.kill(os.getpid(), 9)": ScoreFault.CRASHED,
         "0.125": 0.125,
     }
@@ -124,8 +121,8 @@ def score(prompt, answer, expected):
     ("text", "answers", "expected"),
     [
         (DELETED, ("", "delete", ""), [1.0, ScoreFault.CRASHED, ScoreFault.CRASHED]),
-        ("raise RuntimeError('no')", ("a", "b"), [ScoreFault.RAISED] * 2),
-        ("x = 1", ("a", "b"), [ScoreFault.RAISED] * 2),
+        ("raise RuntimeError('no')", ("a",), [ScoreFault.RAISED]),
+        ("x = 1", ("a",), [ScoreFault.RAISED]),
         ("import os\nos._exit(3)", "a" * (score.MAX_FAILURES + 1), [ScoreFault.CRASHED] * 5 + [ScoreFault.GAVE_UP]),
     ],
 )

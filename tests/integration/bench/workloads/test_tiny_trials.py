@@ -31,7 +31,7 @@ def test_a_small_model_is_loaded_first_and_warm(measured):
     measurements = measured("loading", "cache")
     warm = measurements["load_time_sec", "warm"]
     assert (warm.value > 0, warm.interval.n) == (True, 3)
-    assert measurements["first_load_time_sec", "as measurements"].value
+    assert measurements["first_load_time_sec", "as found"].value
     assert measurements["host_memory_peak_bytes", None].value
 
 

@@ -9,7 +9,6 @@ from bench.records import schema
 from bench.records.atomic_files import sha256_of
 from bench.records.score import TrainingScore
 from bench.workloads.finetune import checkpoint, checkpoint_manager, score, scoring
-from bench.workloads.finetune.scoring import StopRequested
 from tests.support.faults import raising
 
 pytestmark = [
@@ -91,18 +90,6 @@ def test_a_resumed_training_scores_only_what_is_missing(lab, tmp_path, answered)
     assert (trainer.state.step, trainer.run()) == (2, "finished")
     assert trainer.score().method == "exact"
     assert len(answered) == 3, "before, with B = 0, and after"
-
-
-def test_a_stop_during_the_last_score_repeats_no_step(lab, tmp_path):
-    parts = lab(training=SETTINGS)
-    trainer = parts.resumed(tmp_path)
-    assert trainer.run() == "finished"
-    trainer.context.stop_requested = lambda: True
-    with pytest.raises(StopRequested):
-        trainer.score()
-    again = lab(training=SETTINGS).resumed(tmp_path)
-    assert (again.state.step, again.run(), len(again.state.steps.step)) == (2, "finished", 2)
-    assert again.score().measures
 
 
 def test_a_failure_of_the_answers_is_a_result(lab, tmp_path, monkeypatch):

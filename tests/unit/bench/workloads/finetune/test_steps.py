@@ -27,15 +27,10 @@ class UnsummedGroup(RankGroup):
         return None
 
 
-@pytest.fixture(scope="module")
-def examples():
-    """Return a factory of eight examples with different lengths and shares of targets."""
-
-    def make(lab: Any) -> list[Any]:
-        data = lab.material.data.training
-        return [dataclasses.replace(example, targets=masked(example.targets, n)) for n, example in enumerate(data[:8])]
-
-    return make
+def examples(lab: Any) -> list[Any]:
+    """Return eight examples with different lengths and shares of targets."""
+    data = lab.material.data.training
+    return [dataclasses.replace(example, targets=masked(example.targets, n)) for n, example in enumerate(data[:8])]
 
 
 def masked(targets: bytes, number: int) -> bytes:
@@ -73,7 +68,7 @@ def divide(examples: list[Any], sizes: list[int]) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("recipe", ["fast", "reference"])
-def test_micro_batches_and_ranks_of_any_size_give_the_same_gradient(lab, examples, recipe):
+def test_micro_batches_and_ranks_of_any_size_give_the_same_gradient(lab, recipe):
     parts = lab(recipe=recipe, lora_dropout=0.0)
     eight = examples(parts)
     trainer, collator = make_trainer(parts)
@@ -88,7 +83,7 @@ def test_micro_batches_and_ranks_of_any_size_give_the_same_gradient(lab, example
         assert sum(part for _, part in results) == pytest.approx(loss, rel=1e-6), (sizes, ranks)
 
 
-def test_dropout_depends_on_the_rows_index_and_not_on_the_rank(lab, examples):
+def test_dropout_depends_on_the_rows_index_and_not_on_the_rank(lab):
     parts = lab(lora_dropout=0.3)
     eight = examples(parts)
     trainer, collator = make_trainer(parts)
@@ -102,7 +97,7 @@ def test_dropout_depends_on_the_rows_index_and_not_on_the_rank(lab, examples):
     assert len({row_seed(1, step, row) for step in range(9) for row in range(9)}) == 81
 
 
-def test_gradients_exchanged_in_bf16_are_within_its_rounding(lab, examples):
+def test_gradients_exchanged_in_bf16_are_within_its_rounding(lab):
     parts = lab(lora_dropout=0.0)
     torch = parts.modules.torch
     trainer, collator = make_trainer(parts)
@@ -117,7 +112,7 @@ def test_gradients_exchanged_in_bf16_are_within_its_rounding(lab, examples):
     assert 0 < error < 2**-8
 
 
-def test_clipping_uses_the_norm_of_all_gradients(lab, examples):
+def test_clipping_uses_the_norm_of_all_gradients(lab):
     parts = lab(lora_dropout=0.0, training={"max_gradient_norm": 0.01})
     trainer, collator = make_trainer(parts)
     before, _ = gradient(trainer, collator(MAX_LENGTH), divide(examples(parts), [1] * 8))

@@ -6,7 +6,7 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.harness.termination import NonFiniteLoss
-from bench.workloads.finetune import checkpoint, evaluate, training_set
+from bench.workloads.finetune import evaluate, training_set
 from bench.workloads.finetune.trainer import NoTrainableTokens
 from tests.support import tiny_training
 
@@ -42,15 +42,6 @@ def test_a_loss_of_0_or_three_gradients_of_0_stop_the_training(lab, tmp_path, mo
     with pytest.raises(NoTrainableTokens, match=message):
         trainer.run()
     trainer.checkpoint_manager.wait()
-
-
-def test_a_stop_request_keeps_the_current_step(lab, tmp_path):
-    asked = iter([False, False, True])
-    trainer = lab(training={"checkpoint_sec": 900.0, "evaluate_every": 0}).trainer(
-        tmp_path, stop_requested=lambda: next(asked)
-    )
-    assert trainer.run() == "stopped"
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-00000003"]
 
 
 def test_hours_are_summed_over_all_attempts_including_loading(lab, tmp_path):
