@@ -62,19 +62,14 @@ WRITERS: dict[str, Callable[[list[Any]], bytes]] = {
     "d.json": as_array,
     "marked.jsonl": lambda rows: codecs.BOM_UTF8 + as_jsonl(rows),
     "marked.json.gz": lambda rows: gzip.compress(codecs.BOM_UTF8 + as_array(rows)),
-    "no suffix": as_array,
     "d.csv": as_csv,
     "d.jsonl.gz": lambda rows: gzip.compress(as_jsonl(rows)),
     "misnamed.jsonl": lambda rows: gzip.compress(as_jsonl(rows[:1])) + gzip.compress(as_jsonl(rows[1:])),
-    "d.json.gz": lambda rows: gzip.compress(as_array(rows)),
     "d.parquet": as_parquet,
-    "misnamed.parquet": as_jsonl,
     "misnamed.csv": lambda rows: as_parquet(rows, row_group_size=2, compression="zstd"),
     "D.CSV.GZ": lambda rows: gzip.compress(as_csv(rows)),
-    "d.jsonl.zst": lambda rows: as_zstd(as_jsonl(rows)),
     "two.zst": lambda rows: SKIPPED_FRAME + as_zstd(as_jsonl(rows[:1])) + as_zstd(as_jsonl(rows[1:])),
     "d.json.zst": lambda rows: as_zstd(as_array(rows)),
-    "d.csv.zst": lambda rows: as_zstd(as_csv(rows)),
 }
 
 

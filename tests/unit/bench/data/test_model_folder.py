@@ -29,22 +29,14 @@ def error_of(folder: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "remedy"),
-    [
-        ("mistralai/Mistral-7B-v0.3", "`inv model.fetch --here --model=mistralai/Mistral-7B-v0.3`"),
-        ("mistralai/Mistral-7B-v0.3", "--model=models/mistralai--Mistral-7B-v0.3"),
-        *((name, "`inv model.demo`") for name in ("models/absent", "/srv/absent", "absent")),
-    ],
-)
-def test_a_missing_folder_is_answered_by_what_helps_there(
-    name: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_missing_folder_is_answered_by_what_helps_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("models").mkdir()
-    assert remedy in error_of(Path(name))
+    fetched = "`inv model.fetch --here --model=org/model`.* --model=models/org--model"
+    for name, remedy in (("org/model", fetched), *((name, "`inv model.demo`") for name in ("models/absent", "absent"))):
+        assert re.search(remedy, error_of(Path(name)))
     monkeypatch.setenv(NODE_NAME_VARIABLE, "node-1")
-    assert "pods' volume" in error_of(Path(name)), "a pod has no such command"
+    assert "pods' volume" in error_of(Path("org/model")), "a pod has no such command"
 
 
 @pytest.mark.parametrize("folder", ["model_folder", "sharded_folder"])
@@ -119,10 +111,7 @@ def test_weights_that_are_cut_longer_or_damaged_are_refused(model_folder: Path):
     [
         *((weight_map, "index.json: weight_map: ") for weight_map in (None, {}, {"a": 3})),
         ({"a": "../out.safetensors"}, "out.safetensors: missing"),
-        (
-            {"model.norm.weight": "model-00001-of-00002.safetensors"},
-            "model-00001-of-00002.safetensors: model.norm.weight: missing",
-        ),
+        ({"a": "model-00001-of-00002.safetensors"}, "model-00001-of-00002.safetensors: a: missing"),
     ],
 )
 def test_an_index_without_a_map_or_that_names_another_file_is_rejected(sharded_folder: Path, weight_map, expected):

@@ -153,21 +153,17 @@ def test_a_template_that_demands_nine_characters_keeps_such_ids_and_gets_others_
     tokenizer_of: Callable[..., Any],
 ) -> None:
     tokenizer = tokenizer_with(f"{AXOLOTL}/mistral_v2v3.jinja", tokenizer_of)
-    texts = {}
+    written = {}
     for identifier in ("call_1", "abcDEF789", None):
         call = {key: value for key, value in (CALL | {"id": identifier}).items() if value is not None}
         turns = [TURNS[0], TURNS[1] | {"tool_calls": [call]}, {"role": "tool", "content": "21 C"}, TURNS[3]]
         (example,), _ = build(tokenizer, parsed(messages=turns, tools=TOOLS))
-        text = tokenizer.decode(example.ids)
-        ids = re.findall(r'"(?:call_)?id": "([^"]*)"', text)
-        assert len(ids) == 2
-        assert ids[0] == ids[1]
-        assert re.fullmatch(r"[A-Za-z0-9]{9}", ids[0])
-        texts[identifier] = ids[0]
-    assert texts["abcDEF789"] == "abcDEF789"
-    assert len(set(texts.values())) == 3
-    (example,), _ = build(tokenizer, parsed(messages=TURNS, tools=TOOLS))
-    assert texts["call_1"] in tokenizer.decode(example.ids)
+        of_call, of_result = re.findall(r'"(?:call_)?id": "([^"]*)"', tokenizer.decode(example.ids))
+        assert of_call == of_result
+        assert re.fullmatch(r"[A-Za-z0-9]{9}", of_call)
+        written[identifier] = of_call
+    assert written["abcDEF789"] == "abcDEF789"
+    assert len(set(written.values())) == 3
 
 
 BARE = (
@@ -231,15 +227,8 @@ def test_control_tokens_typed_in_tools_calls_and_results_are_text(tokenizer_of: 
 
 def test_the_template_of_the_tutorial_writes_tools_calls_and_results(tokenizer_of: Callable[..., Any]) -> None:
     template = (ROOT / "docs/chatml-tools.jinja").read_text(encoding="utf-8")
-    tokenizer = tokenizer_of(template)
-    for system in (None, "s"):
-        (example,), _ = build(tokenizer, parsed(messages=MORE_TURNS, tools=TOOLS), system=system)
-        assert [text for _, text in answers(tokenizer, example)] == [
-            '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call><|im_end|>',
-            "It is mild.<|im_end|>",
-            "Bye.<|im_end|>",
-        ]
-        text = tokenizer.decode(example.ids)
-        assert text.startswith(f"<|im_start|>system\n{system or 'You are a helpful assistant.'}\n\n")
-        assert f"\n{json.dumps(FUNCTION)}<|im_end|>\n<|im_start|>user\nWeather in Rome?<|im_end|>\n" in text
-        assert "<|im_end|>\n<|im_start|>tool\n21 C<|im_end|>\n<|im_start|>assistant\n" in text
+    (prompt, call), (later, answer) = trained_after_prompts(tokenizer_of(template), parsed(messages=TURNS, tools=TOOLS))
+    assert call == '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call><|im_end|>'
+    assert answer == "It is mild.<|im_end|>"
+    assert f"\n{json.dumps(FUNCTION)}<|im_end|>\n<|im_start|>user\nWeather in Rome?<|im_end|>\n" in prompt
+    assert later.endswith("<|im_end|>\n<|im_start|>tool\n21 C<|im_end|>\n<|im_start|>assistant\n")
