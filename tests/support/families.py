@@ -38,7 +38,7 @@ SIZES = {
     "tie_word_embeddings": False,
     "sliding_window": None,
 }
-LENGTHS, MAX_SEQ_LEN, SEED = (24, 9, 17), 24, 77
+LENGTHS, MAX_SEQ_LEN, SEED = (24, 9, 1, 17), 24, 77
 WIDE = {"initializer_range": 0.1}  # attention is not uniform, so gradients of q and k are not lost in rounding
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0, eos_token_id=1)
 
@@ -95,15 +95,16 @@ def run_recipe(
         )
         results[layout] = loss_and_gradients(step, batch, SEED if trial.lora_dropout else None)
     if trial.recipe == "reference" and not trial.lora_dropout:
-        results["single"] = run_single_samples(step, texts, placement.device)
+        results["single"] = _run_single_samples(step, texts, placement.device)
     return results
 
 
-def run_single_samples(step: TrainingStep, texts: list[list[int]], device: Any) -> LossAndGradients:
-    """Compute loss and gradients by the model itself, one sample at a time."""
+def _run_single_samples(step: TrainingStep, texts: list[list[int]], device: Any) -> LossAndGradients:
     targets = sum(len(text) - 1 for text in texts)
     total = 0.0
     for text in texts:
+        if len(text) == 1:
+            continue  # it has no target, and the library would divide by their number
         ids = torch.tensor([text], device=device)
         with step.autocast():
             loss = step.model(input_ids=ids, labels=ids).loss * (len(text) - 1) / targets

@@ -43,9 +43,7 @@ def test_a_base_that_does_not_fit_the_gpu_in_16_bits_is_refused_before_it_is_loa
 
 @pytest.mark.usefixtures("short_answers")
 def test_every_form_is_measured_and_the_merged_folder_is_the_merge_in_memory(lab, adapter, merge_fields):
-    trial = lab(
-        lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"), lora_alpha=8, lora_dropout=0.0,
-    ).trial  # fmt: skip
+    trial = lab().trial
     facts = merge.merge(merge.MergeRequest(**merge_fields(base="nf4")), lambda _: None)
     request = check.CheckRequest(trial=trial, adapter=str(adapter), merged=merge_fields()["out"], answers=2)
     report = check.Checker(request, lambda _: None, None).run()
@@ -97,11 +95,12 @@ def test_an_adapter_with_a_template_of_the_training_fits_its_base(inputs, adapte
 
 
 def test_questions_are_answered_by_the_trained_adapter(lab, adapter):
-    trial = lab(lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"), lora_alpha=8, lora_dropout=0.0).trial
+    trial = lab().trial
     fields = {"trial": trial, "adapter": str(adapter), "model_sha256": None, "most": 4, "end_ids": []}
     logged = []
     result = check.answer_questions(check.ChatRequest(**fields, questions=["len?", "why?", "len?"]), logged.append)
-    assert logged[0] == logged[2] != logged[1]
+    assert len(logged) == 3
+    assert logged[0] == logged[2]
     assert sum("not ended" in line for line in logged) == result["unended"]
     with pytest.raises(InputError, match=r"chat: .* the model takes 512"):
         check.answer_questions(check.ChatRequest(**fields, questions=["len?" * 200]), logged.append)

@@ -34,8 +34,9 @@ def leaf(*shape):
 @pytest.mark.parametrize(
     ("dtype", "rows", "width"),
     [
-        *((torch.float32, *shape) for shape in ((64, 64), (33, 200), (256, 128))),
-        *((torch.bfloat16, *shape) for shape in ((64, 64), (192, 256), (96, 448), (5, 128))),
+        (torch.float32, 33, 200),
+        (torch.bfloat16, 96, 448),
+        (torch.bfloat16, 5, 128),
     ],
 )
 def test_nf4_dequantization_is_bit_identical_to_the_library(modules, quantized, dtype, rows, width):
@@ -177,11 +178,6 @@ def test_masks_have_the_dropout_rate_and_are_uncorrelated():
     assert (1 - table.mean(1) - p).abs().max() < 5 * (p * (1 - p) / count) ** 0.5
     correlations = torch.corrcoef(table).fill_diagonal_(0.0)
     assert correlations.abs().max() < 5 / count**0.5
-
-
-def test_dropout_keeps_the_mean():
-    adapters = LoraInput(rank=1, scaling=1.0, p=0.3, seed=seed(9))
-    assert float(lora.dropout_reference(torch.ones(400, 500), 0, adapters).mean()) == pytest.approx(1.0, abs=0.01)
 
 
 # Loss and attention ---------------------------------------------------------------------------------------------------

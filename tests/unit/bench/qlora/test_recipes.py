@@ -222,26 +222,6 @@ def test_batches_of_changing_lengths_have_the_references_gradients(modules, buil
         assert largest_error(loss_and_gradients(step, batch), loss_and_gradients(reference, batch)) < 2e-5
 
 
-@pytest.mark.parametrize(("rank", "length"), [(1, 13), (256, 8)])
-def test_ranks_and_lengths_of_any_size(modules, build, rank, length):
-    options = {"lora_rank": rank, "max_seq_len": length, "lora_targets": ALL_LINEAR}
-    reference, result = run_recipes(modules, build, ("reference", "fast"), samples(length, 3, 1), **options)
-    assert (
-        largest_error(result, reference) < 5e-5
-    )  # sums over twelve tokens cancel, to a degree that depends on the CPU
-
-
-def test_packed_samples_have_the_loss_and_gradients_of_separate_samples(modules, build):
-    texts = samples(5, 24, 1, 9, 2, 17, seed=3)
-    step, trial = build("fast", layout="varlen", lora_targets=ALL_LINEAR)
-    result = loss_and_gradients(step, batches(modules, trial, pack_whole_samples(texts, 24, 72, 1))[0])
-    single, _ = build("reference", micro_batch_size=1, lora_targets=ALL_LINEAR)
-    # A sample of one token has no target, and the library would divide by their number.
-    expected = families.run_single_samples(single, [text for text in texts if len(text) > 1], CPU.device)
-    assert result[0] == pytest.approx(expected[0], rel=1e-6)
-    assert largest_error(result, expected) < 2e-5
-
-
 def test_saving_recomputing_offloading_and_holding_are_bit_identical(modules, build):
     choices: list[dict[str, Any]] = [
         {"gradient_checkpointing": False},
@@ -278,18 +258,6 @@ def test_inputs_are_offloaded_only_for_backward(modules, build):
 
 
 # Training -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_seed_determines_every_bit_of_the_adapters(modules, build):
-    def train(seed: int) -> tuple[list[float], list[torch.Tensor]]:
-        step, trial = build("fast", lora_dropout=0.1, seed=seed)
-        steps = batches(modules, trial, padded(*samples(*[20] * 12)))
-        return [float(step(iter([batch]), 1)) for batch in steps], [each.detach() for each in step._trained]
-
-    (losses, first), (again, second), (other, _) = train(1), train(1), train(2)
-    assert losses == again
-    assert all(torch.equal(tensor, same_tensor) for tensor, same_tensor in zip(first, second, strict=True))
-    assert losses != other
 
 
 def test_adapters_trained_by_fast_load_in_plain_peft_and_answer_the_same(modules, build, tmp_path):
