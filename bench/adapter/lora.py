@@ -24,7 +24,7 @@ from bench.data.model_folder import TEMPLATE_FILE, check_model
 from bench.qlora import recipes
 from bench.qlora.step import Placement, TrainingStep
 from bench.records import Trial
-from bench.records.adapter import NF4, BaseRecord, HeldTensor, read_lora_config
+from bench.records.adapter import NF4, BaseRecord, read_lora_config
 from bench.records.atomic_files import sha256_of
 from bench.workloads.finetune.checkpoint import ADAPTER, ADAPTER_CONFIG, TOKENIZER_FILES
 
@@ -104,8 +104,16 @@ def read(folder: Path) -> tuple[Lora, BaseRecord]:
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
     for name, pair in parts.items():
-        shapes = {part: tuple(tensor.shape) for part, tensor in pair.items()}
-        _check_pair(path, name, shapes, record.tensors.get(name), rank)
+        if (held := record.tensors.get(name)) is None:
+            raise InputError(f"{path}: {name}: the base has no such weight", remedy=RESTORE_BASE)
+        outputs, inputs = held.shape[::-1] if held.is_transposed else held.shape
+        shapes = {part: list(tensor.shape) for part, tensor in sorted(pair.items())}
+        if shapes != {"A": [rank, inputs], "B": [outputs, rank]}:
+            listed = ", ".join(f"{part} {shape}" for part, shape in shapes.items()) or "none"
+            raise InputError(
+                f"{path}: {name}: expected A [{rank}, {inputs}] and B [{outputs}, {rank}], found {listed}",
+                remedy=f"copy the adapter again, or {RESTORE_BASE}",
+            )
     if not parts:
         raise InputError(f"{path}: contains no LoRA matrix", remedy="name the adapter of a finished training")
     weights = Lora(
@@ -151,15 +159,3 @@ class MergedWeights:
                 f"{name}: not finite after the merge: adapter or base is damaged", remedy="fetch them again"
             )
         return merged.T if held.is_transposed else merged
-
-
-def _check_pair(path: Path, name: str, pair: Mapping[str, tuple[int, ...]], held: HeldTensor | None, rank: int) -> None:
-    if held is None:
-        raise InputError(f"{path}: {name}: the base has no such weight", remedy=RESTORE_BASE)
-    outputs, inputs = held.shape[::-1] if held.is_transposed else held.shape
-    if pair != {"A": (rank, inputs), "B": (outputs, rank)}:
-        shapes = ", ".join(f"{part} {list(shape)}" for part, shape in sorted(pair.items()))
-        raise InputError(
-            f"{path}: {name}: expected A [{rank}, {inputs}] and B [{outputs}, {rank}], found {shapes or 'none'}",
-            remedy=f"copy the adapter again, or {RESTORE_BASE}",
-        )

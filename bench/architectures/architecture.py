@@ -176,7 +176,8 @@ class Architecture:
 
     def features(self, config: Config) -> dict[Feature, str]:
         """Map each feature of a model to its description. Raises ConfigError."""
-        return {**self.own_features(config), **read_features(self.settings(config))}
+        common = _describe(self.settings(config))
+        return {**self.own_features(config), **{feature: text for feature, text in common if text}}
 
     def product(self, name: str) -> tuple[LinearLayer, ...]:
         """Return the linear layers of a product, in the order of its outputs."""
@@ -307,13 +308,8 @@ def _rotation(config: Config) -> Config:
     return rotation if isinstance(rotation, dict) else {}
 
 
-def read_features(config: Config) -> dict[Feature, str]:
-    """Read the features that most families set by the same keys of config.json."""
-    return {feature: description for feature, description in _describe(config) if description}
-
-
 def _describe(config: Config) -> Iterator[tuple[Feature, str | None]]:
-    """Yield each feature with its description, None if the model does not have it."""
+    """Yield the features that most families set by the same keys; a description is None if a model has none."""
     has_attention_bias, has_mlp_bias = config.get("attention_bias"), config.get("mlp_bias")
     yield Feature.QKV_BIAS, "a bias on q, k and v" if has_attention_bias else None
     yield Feature.OTHER_BIAS, "a bias on the output of attention" if has_attention_bias else None

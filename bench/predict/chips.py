@@ -39,11 +39,12 @@ def forecast_chips(config: Mapping[str, Any], trial: Trial, gpu: str | None) -> 
     for name, chip in _chips_by_name(gpu).items():
         if chip.bf16 is None:
             continue
-        fitting = fastest_fit(config, trial, open_fields, _largest_peak(chip)) or trial
+        limit = memory.largest_peak(chip.memory_gb * 10**9)
+        fitting = fastest_fit(config, trial, open_fields, limit) or trial
         rate = throughput.positions_per_sec(config, fitting) * chip.bf16 * throughput.ACHIEVABLE_SHARE
         ends = zip(RATIOS[trial.recipe], LAYER_SEC, strict=True)
         low, middle, high = (max(positions / rate * ratio, layers * layer_sec) for ratio, layer_sec in ends)
-        fits = memory.peak_bytes(config, fitting) <= _largest_peak(chip)
+        fits = memory.peak_bytes(config, fitting) <= limit
         forecasts.append(ChipForecast(name=name, fits=fits, row_sec=middle, row_sec_low=low, row_sec_high=high))
     return forecasts
 
@@ -53,7 +54,3 @@ def _chips_by_name(gpu: str | None) -> dict[str, gpu_specs.GpuSpec]:
     chips = {f"NVIDIA {chip.names}": chip for chip in gpu_specs.CHIPS if re.fullmatch(r"[\w -]+", chip.names)}
     own = gpu_specs.lookup(gpu)
     return chips if gpu is None or own is None else chips | {gpu: own}
-
-
-def _largest_peak(chip: gpu_specs.GpuSpec) -> int:
-    return memory.largest_peak(chip.memory_gb * 10**9)

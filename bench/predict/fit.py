@@ -65,6 +65,11 @@ def fastest_fit(config: Mapping[str, Any], trial: Trial, open_fields: Iterable[s
     nothing fits at all.
     """
     layers = find(config).geometry(config).layers
+
+    def rate(candidate: Trial) -> float:
+        dequantized = 1.0 - min(candidate.held_layers, layers) / layers
+        return positions_per_sec(config, candidate) * (1.0 - DEQUANTIZE_SHARE * dequantized)
+
     for optimizer in OPTIMIZERS if "optimizer" in open_fields else (trial.optimizer,):
         fitting = [
             held
@@ -72,7 +77,7 @@ def fastest_fit(config: Mapping[str, Any], trial: Trial, open_fields: Iterable[s
             if (held := _hold(config, candidate, limit_bytes, layers if "held_layers" in open_fields else None))
         ]
         if fitting:
-            return max(fitting, key=lambda candidate: _rate(config, candidate, layers))
+            return max(fitting, key=rate)
     return None
 
 
@@ -105,9 +110,3 @@ def _hold(config: Mapping[str, Any], trial: Trial, limit_bytes: int, layers: int
         return trial
     each = memory.peak_bytes(config, replace(trial, held_layers=1)) - peak
     return replace(trial, held_layers=min(layers, math.floor((limit_bytes - peak) / each)))
-
-
-def _rate(config: Mapping[str, Any], trial: Trial, layers: int) -> float:
-    """Return the predicted speed in arbitrary units."""
-    dequantized = 1.0 - min(trial.held_layers, layers) / layers
-    return positions_per_sec(config, trial) * (1.0 - DEQUANTIZE_SHARE * dequantized)

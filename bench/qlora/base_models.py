@@ -69,17 +69,14 @@ def _tensors(model: Any) -> Iterator[tuple[str, HeldTensor]]:
 
 
 def _held(module: Any, name: str, tensor: Any) -> HeldTensor:
-    is_transposed = name == "weight" and "Conv1D" in (type(module).__name__, _name(getattr(module, "source_cls", None)))
+    classes = type(module), getattr(module, "source_cls", None) or object  # before it was quantized
+    is_transposed = name == "weight" and "Conv1D" in [each.__name__ for each in classes]
     if not hasattr(tensor, "quant_type"):
         kind, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
         return HeldTensor(kind=kind, shape=shape, is_transposed=is_transposed)
     state = tensor.quant_state
     shape = list(tensor.shape if state is None else state.shape)
     return HeldTensor(kind=NF4, shape=shape[::-1] if is_transposed else shape, is_transposed=is_transposed)
-
-
-def _name(cls: Any) -> str:
-    return getattr(cls, "__name__", "")
 
 
 # Loading --------------------------------------------------------------------------------------------------------------
