@@ -1,6 +1,7 @@
 """Loading of a run's folder: each planned trial is a result or missing, each unusable file named; attempts; workers."""
 
 import dataclasses
+import os
 import shutil
 from dataclasses import replace
 
@@ -14,6 +15,8 @@ from reports.read import attempts, measurements
 from reports.read.loaded_run import ReportError
 from reports.read.run_folder import load
 from reports.read.worker_fingerprints import describe_hosts
+from reports.summary.prices import PriceError, Pricing
+from reports.summary.summarize import summarize
 from tests.support.reports import hostile, synthetic
 from tests.support.reports.synthetic import plan_of
 
@@ -206,3 +209,69 @@ LINES = [
 def test_a_damaged_ledger_is_named_and_read_as_far_as_possible(content, token, tmp_path):
     (tmp_path / LEDGER_FILE).write_bytes(content)
     assert token in attempts.ledger_fault(tmp_path, [("a", 1)])
+
+
+CASES = dict(hostile.named_cases())
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("good") / "run"
+    hostile.write(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (("planned",), [], r"run\.json: [^\n]* no trial"),
+        (("planned", 0, "trial_id"), "../../elsewhere", r"trial_id: .*'\.\./\.\./elsewhere'"),
+        (("planned", 0, "trial_id"), "ddp-2.worker-1", r"run\.json: .*'ddp-2\.worker-1'"),  # twice
+    ],
+)
+def test_an_impossible_plan_is_refused(good, tmp_path, key, value, message):
+    path = shutil.copytree(good, tmp_path / "run") / "run.json"
+    hostile.rewrite_checksummed(path, lambda document: hostile.set_value(document, key, value))
+    with pytest.raises(ReportError, match=message):
+        load(path.parent)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", CASES)
+def test_a_hostile_file_is_rejected_by_name_and_the_rest_is_reported(good, tmp_path, case):
+    folder = shutil.copytree(good, tmp_path / "run")
+    CASES[case](folder)
+    if case.startswith("run.json"):
+        with pytest.raises(ReportError, match=r"^[^\n]*run\.json: [^\n]*$"):
+            load(folder)
+        return
+    run = load(folder)
+    summary = summarize(run)
+    assert len(run.results) + len(run.missing) == len(run.record.planned)
+    assert len(summary.measured_rows) >= 1
+    files = [rejected.file for rejected in run.rejected]
+    is_lenient = case.startswith("ledger")  # its invalid lines are skipped, and the rest is read
+    assert len(files) == 1 or (is_lenient and not files)
+    assert all(case.startswith((name, "(")) for name in files)
+
+
+def test_a_folder_name_that_is_not_utf8_is_shown_with_escapes(good, tmp_path):
+    folder = shutil.copytree(good, tmp_path / "run")
+    os.mkdir(os.fsencode(folder / "trials") + b"/caf\xe9")
+    (rejected,) = load(folder).rejected
+    assert rejected.file.encode() == b"trials/caf\\xe9"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a: &a [x, x]\n" + "\n".join(f"b{n}: &b{n} [*a, *a]" for n in range(30)), r"prices\.yaml: a: unknown field"),
+        ("[" * 1000, "nested too"),
+        ("# " + "x" * 1_200_000, "1,000,000 bytes"),
+    ],
+)
+def test_prices_that_would_fill_the_memory_are_refused(good, tmp_path, content, message):
+    table = tmp_path / "prices.yaml"
+    table.write_text(content)
+    with pytest.raises(PriceError, match=message):
+        summarize(load(good), Pricing(table=table))
