@@ -69,7 +69,6 @@ class Feature(str, Enum):
     QKV_BIAS = "biases on q, k and v"
     OTHER_BIAS = "biases on other linear layers"
     QK_NORM = "norms on q and k"
-    SOFTCAP = "softcap of attention scores or logits"
     OTHER_ACTIVATION = "an activation other than SwiGLU"
     ATTENTION_DROPOUT = "dropout inside attention"
     SCALED_ROTATION = "scaled rotation"
@@ -314,9 +313,7 @@ def _describe(config: Config) -> Iterator[tuple[Feature, str | None]]:
     yield Feature.QKV_BIAS, "a bias on q, k and v" if has_attention_bias else None
     yield Feature.OTHER_BIAS, "a bias on the output of attention" if has_attention_bias else None
     yield Feature.OTHER_BIAS, "a bias in the MLP" if has_mlp_bias else None
-    caps = [key for key in ("attn_logit_softcapping", "final_logit_softcapping") if config.get(key)]
-    yield Feature.SOFTCAP, f"softcap ({', '.join(caps)})" if caps else None
-    activation = config.get("hidden_activation") or config.get("hidden_act") or "silu"
+    activation = config.get("hidden_act") or "silu"
     if activation != "silu":
         name = _format(activation)
         yield Feature.OTHER_ACTIVATION, f"activation {name}, not silu"

@@ -156,9 +156,7 @@ GEMMA_DEFAULTS = {
     "num_key_value_heads": 4,
     "head_dim": 256,
     "tie_word_embeddings": True,
-    "hidden_activation": "gelu_pytorch_tanh",
 }
-GEMMA2_DEFAULTS = {**GEMMA_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 GEMMA3_DEFAULTS = {
     **GEMMA_DEFAULTS,
     "hidden_size": 2304,
@@ -174,7 +172,7 @@ register(
     Architecture(
         model_types=("gemma2",),
         linear_layers=LLAMA_LAYERS,
-        settings=lambda config: {**GEMMA2_DEFAULTS, **config, **GEMMA_UNREAD},
+        settings=lambda config: {**GEMMA_DEFAULTS, **config, **GEMMA_UNREAD},
         own_features=lambda _: GEMMA_FEATURES,
     )
 )

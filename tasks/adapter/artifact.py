@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,19 +113,17 @@ def _find_changed_file(folder: Path, sha256: str) -> str | None:
     return find_changed(folder, {**digests, f"{prefix}{WEIGHTS_FILE}": sha256})
 
 
-def print_line(text: str) -> None:
-    """Print a line of a worker's output."""
-    print(escape_controls(text), flush=True)
+def _print_text(text: str) -> None:
+    print("\n".join(map(escape_controls, text.splitlines())), flush=True)
 
 
 def run_on_worker(
-    settings: Settings,
-    trained: TrainedAdapter,
-    command_name: str,
-    request: Mapping[str, Any],
-    on_line: Callable[[str], None] = print_line,
+    settings: Settings, trained: TrainedAdapter, command_name: str, request: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Run a command on the first worker with the adapter, and return its result. Raises task errors."""
+    """Run a command on the first worker with the adapter, print its messages and return its result.
+
+    Raises task errors.
+    """
     host, program = fleet_hosts(settings)[0], bench_program(settings)
     refuse_busy_workers(settings.results_folder, program, [host])
     adapter_folder = str(trained.adapter)
@@ -134,4 +132,4 @@ def run_on_worker(
             adapter_folder = f"{host.workdir}/adapters/{trained.record.adapter_sha256}"
             push(Agent(host), trained.adapter, adapter_folder)
         full_request = {"adapter": adapter_folder, "model_sha256": trained.model_sha256, **request}
-        return program.run_adapter(host, command_name, full_request, on_line)
+        return program.run_adapter(host, command_name, full_request, _print_text)

@@ -134,7 +134,7 @@ def chat(context: Context, run: str | None) -> None:
             "most": MAX_TOKENS,
             "end_ids": trained.record.end_ids,
         }
-        run_on_worker(settings, trained, "chat", request, _print_answer)
+        run_on_worker(settings, trained, "chat", request)
 
 
 def _read_question(line: str) -> str:
@@ -142,8 +142,3 @@ def _read_question(line: str) -> str:
     if line != line.encode(errors="replace").decode():
         raise UsageError(f"chat: standard input is not UTF-8: {escape_controls(line.strip())[:60]}")
     return line.strip()
-
-
-def _print_answer(text: str) -> None:
-    """Print an answer's lines with escaped control characters."""
-    print("\n".join(map(escape_controls, text.splitlines())), flush=True)
