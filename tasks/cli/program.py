@@ -122,15 +122,10 @@ class _InvProgram(Program):
                 f"no {name}.py in {start} or above it", remedy=f"`cd {home}`, then rerun the command"
             ) from error
 
-    @property
-    def _commands(self) -> list[Command]:
-        """Our commands of the listed group, or all; a plain task of another collection is not one."""
-        collections = (self.scoped_collection, *self.scoped_collection.collections.values())
-        tasks = [task for collection in collections for task in collection.tasks.values()]
-        return [task for task in tasks if isinstance(task, Command)]
-
     def list_flat(self) -> None:
-        commands = [] if self.list_depth else self._commands
+        collections = (self.scoped_collection, *self.scoped_collection.collections.values())
+        tasks = () if self.list_depth else [task for each in collections for task in each.tasks.values()]
+        commands = [task for task in tasks if isinstance(task, Command)]  # other collections have plain tasks
         if not commands:
             super().list_flat()
             return

@@ -72,7 +72,7 @@ class CheckContext:
     def __init__(self, settings: Settings, only: frozenset[str] = frozenset()) -> None:
         self.settings, self.only = settings, only
         self.cluster = SharedFact(self._cluster, "cluster reachable")
-        self.version = SharedFact(self._version, "cluster reachable")
+        self.version = SharedFact(lambda: self.cluster.get_or_raise().version(), "cluster reachable")
         self.nodes = SharedFact(self._nodes, "nodes enough")
         self.vm = SharedFact(self._vm, "vm connection")
         self.machine = SharedFact(lambda: self.on_vm(vm_jobs.observe), "vm connection")
@@ -90,9 +90,6 @@ class CheckContext:
         cluster = Cluster(resolve_target(self.settings), known_provider(self.settings))
         self._exit_stack.callback(cluster.close)
         return cluster
-
-    def _version(self) -> tuple[str, float | None]:
-        return self.cluster.get_or_raise().version()
 
     @contextlib.contextmanager
     def open_cluster(self) -> Iterator[Cluster]:
