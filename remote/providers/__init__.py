@@ -18,12 +18,11 @@ GENERIC = Provider()
 
 def register(provider: Provider) -> None:
     """Add a provider. Raises ValueError that names it, if its name is taken or a remedy has no meaning."""
-    label = provider.name
     if unknown := provider.remedies.keys() - REMEDIES.keys():
-        raise ValueError(f"provider {label}: no remedy has the key {', '.join(sorted(unknown))}")
-    if label in PROVIDERS:
-        raise ValueError(f"provider {label}: registered twice")
-    PROVIDERS[label] = provider
+        raise ValueError(f"provider {provider.name}: no remedy has the key {', '.join(sorted(unknown))}")
+    if provider.name in PROVIDERS:
+        raise ValueError(f"provider {provider.name}: registered twice")
+    PROVIDERS[provider.name] = provider
 
 
 register(GENERIC)

@@ -22,11 +22,8 @@ from tasks.errors import Interrupted, SomeTrialsFailed, UsageError, disk_error
 from tasks.settings.layers import load
 
 _logger = logging.getLogger(__name__)
-_PATH_REMEDIES = {
-    errno.EACCES: "check its owner and mode",
-    errno.EPERM: "check its owner and mode",
-    errno.ENAMETOOLONG: "name another one",
-}
+_OWNER = "check its owner and mode"
+_PATH_REMEDIES = {errno.EACCES: _OWNER, errno.EPERM: _OWNER, errno.ENAMETOOLONG: "name another one"}
 
 
 class ChainExecutor(Executor):
