@@ -26,11 +26,11 @@ from bench.records.status import TrialStatus
 from bench.records.training import TrainingRecord
 from tests.support import tiny_training
 from tests.support.gpu import environment, on_gpu
-from tests.support.hosts.attempts import HELD_SAVES
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.hosts.rank_pids import alive, descendant_pids, kill_trials
 from tests.support.machines.machine import SOCKETS_ONLY, Link, Machine, require
 from tests.support.paths import ROOT
+from tests.support.tiny_training import HELD_SAVES
 
 ADDRESSES = ("10.79.8.1", "10.79.8.2")
 WAIT_SEC, SILENCE_SEC, SHORT_CUT_SEC = 120.0, 8, 3.0

@@ -25,6 +25,21 @@ TEMPLATE = (
 SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>")
 MAX_SEQ_LEN = 48
 SCORE_FILE = "score.json"  # the scores before and after
+# After the step `last`, checkpoints are written only once the file `gate` exists, so that a test can interrupt a
+# training in time, even on a busy machine. Ranks are forked from the trial's process and inherit the change.
+HELD_SAVES = """
+import time
+from bench.workloads.finetune.checkpoint_manager import CheckpointManager
+
+save = CheckpointManager.save
+
+def held_save(manager, state, *, wait=False):
+    while state.step > last and not gate.exists():
+        time.sleep(0.01)
+    return save(manager, state, wait=True)
+
+CheckpointManager.save = held_save
+"""
 
 
 def make_folder(

@@ -1,7 +1,7 @@
 """Real ranks of distributed trials, on one machine or on two simulated ones: no process is ever left.
 
 Not covered: ranks that hang (tests/integration/bench/workloads/test_distributed.py); a machine told to stop or cut off
-(test_finetune_network.py); two kernels, two clocks, a GPU allocator's messages.
+(test_finetune_ranks.py); two kernels, two clocks, a GPU allocator's messages.
 """
 
 import json
