@@ -8,7 +8,7 @@ complete checkpoint with other data, another model or other settings is rejected
 import contextlib
 import dataclasses
 import json
-import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,8 +164,7 @@ def _write_restarts(checkpoints: Path, restarts: Sequence[Restart]) -> None:
 
 def check_free_space(checkpoints: Path, needed: int) -> None:
     """Raise InputError if the disk has not enough free space for the checkpoints."""
-    stat = os.statvfs(checkpoints)
-    free = stat.f_bavail * stat.f_frsize
+    free = shutil.disk_usage(checkpoints).free
     if free < needed:
         raise InputError(
             f"{checkpoints}: {format_mib(free)} free, checkpoints need {format_mib(needed)}",

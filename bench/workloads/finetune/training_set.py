@@ -22,7 +22,6 @@ from bench.data.trial_inputs import check_trial_model
 from bench.records import Trial, schema
 from bench.records.atomic_files import read_regular, write_atomic
 from bench.records.training import DerivedSettings, Training
-from bench.workloads.finetune.score import Scoring
 
 INPUTS_FILE, MAX_INPUTS_BYTES = "inputs.json", 1 << 20
 END_EXAMPLES = 1000
@@ -37,19 +36,8 @@ def training_of(trial: Trial) -> Training:
 
 
 def check_inputs(trial: Trial) -> Inputs:
-    """Check the model folder, every line of the data files, and what depends on both. Raises InputError."""
+    """Check the model folder and every line of the data files. Raises InputError."""
     training, model = training_of(trial), check_trial_model(trial)
-    if training.data.max_seq_len != trial.max_seq_len:
-        raise InputError(
-            f"max_seq_len: {trial.max_seq_len} in the trial, {training.data.max_seq_len} for its data",
-            remedy="set both to the same value",
-        )
-    if training.rows_per_step < trial.world_size:
-        raise InputError(
-            f"rows_per_step: {training.rows_per_step} rows are too few for {trial.world_size} ranks",
-            remedy="use at least one row per rank, or fewer ranks",
-        )
-    Scoring.load(training)
     files, held_out = dataset.read(training.data)
     all_files = [*files, *([held_out] if held_out is not None else [])]
     check_digests(training.input_digests, {trial.model: model.sha256, **{file.path: file.sha256 for file in all_files}})

@@ -88,8 +88,7 @@ class NodeHub(contextlib.AbstractContextManager["NodeHub"]):
     def __init__(self, nodes: NodeList, world_size: int, folder: Path) -> None:
         self._nodes, self._world_size, self._folder = nodes, world_size, folder
         self.failures: list[dict[str, list[Any]]] = []
-        self._links: dict[int, socket.socket] = {}
-        self._accepted: list[socket.socket] = []
+        self._links: list[socket.socket] = []
         self._ended: set[int] = set()
         self._closing = False
         try:
@@ -103,7 +102,7 @@ class NodeHub(contextlib.AbstractContextManager["NodeHub"]):
 
     def __exit__(self, *_: object) -> None:
         self._closing = True
-        for link in (self._server, *self._accepted):
+        for link in (self._server, *self._links):
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
             link.close()
@@ -118,12 +117,12 @@ class NodeHub(contextlib.AbstractContextManager["NodeHub"]):
         with contextlib.suppress(OSError):
             while True:
                 link, _ = self._server.accept()
-                self._accepted.append(link)
+                self._links.append(link)
                 threading.Thread(target=self._receive, args=(link,), daemon=True, name="nodes link").start()
 
     def _send_heartbeats(self) -> None:
         while not self._closing:
-            for link in list(self._links.values()):
+            for link in list(self._links):
                 with contextlib.suppress(OSError):
                     link.sendall(b".")
             time.sleep(HEARTBEAT_SEC)
@@ -136,7 +135,6 @@ class NodeHub(contextlib.AbstractContextManager["NodeHub"]):
                 link.close()
                 return
             machine = int(hello["node"])
-            self._links[machine] = link
             while line := lines.readline(_MAX_LINE_BYTES):
                 message = json.loads(line)
                 if "ended" in message:
