@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from bench import torch_stack
-from bench.commands.run import run
 from bench.data import demo
 from bench.data.inputs import InputError
 from bench.harness.record import Request
@@ -48,6 +47,8 @@ def _load_stack() -> torch_stack.Stack:
 
 
 def _run_two_steps(folder: Path) -> int:
+    from bench.commands.run import run  # imports the stack, which `_load_stack` has found
+
     model, data = folder / "model", folder / "chats.jsonl"
     texts = [f"The number {number} follows the number {number - 1}." for number in range(1, 65)]
     chats = (json.dumps({"prompt": "Which number follows?", "completion": text}) for text in texts)
