@@ -123,11 +123,7 @@ def assemble(job_log: JobLog, job: dict[str, Any]) -> dict[str, str]:
 
 def _write_sums(folder: Path, digests: dict[str, str]) -> str:
     """Write the folder's SHA256SUMS, as `sha256sum --check` reads it. Returns the file's own sha256."""
-    lines = []
-    for path, sha256 in sorted(digests.items()):
-        escaped = path.replace("\\", "\\\\").replace("\n", "\\n")
-        lines.append(f"{'' if escaped == path else chr(92)}{sha256}  {escaped}\n")
-    content = "".join(lines).encode(errors="surrogateescape")
+    content = "".join(f"{sha256}  {path}\n" for path, sha256 in sorted(digests.items())).encode()
     sha256 = hashlib.sha256(content).hexdigest()
     sums_file = folder / SUMS_FILE
     write_atomic(sums_file, content)

@@ -21,7 +21,7 @@ from remote.hosts.command import Command, Secret
 from remote.hosts.host_protocol import CommandFailed, CommandTimedOut, HostUnreachable, InvalidAddress, check
 from remote.image import vm_jobs
 from remote.jobs import transfer
-from remote.jobs.job import Agent, Job, JobSpec, JobState
+from remote.jobs.job import Agent, Job, JobState
 from tests.support.faults import read_process_table
 from tests.support.machines.network import Network
 from tests.support.machines.ssh_tools import (
@@ -80,26 +80,6 @@ def test_a_command_with_a_lost_link_ends_at_its_deadline_on_the_host(
         with pytest.raises((HostUnreachable, CommandTimedOut)):
             run(host, "sh", "-c", script, on_stdout=lambda _: network.cable.cut("drop"), timeout_sec=5.0)
         wait_for(lambda: not is_running_on_vm(network, sleeper(1)), "its end on the host")
-
-
-def test_a_job_is_followed_to_its_end_over_a_link_that_is_cut(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shorten_timeouts(monkeypatch)
-    with from_laptop(network) as host:
-        job = Job(Agent(host), f"{host.workdir}/cut")
-        script = "echo once >> runs; until [ -e go ]; do sleep 0.05; done; exit 7"
-        job.start(JobSpec(command=Command(argv=("sh", "-c", script)), deadline_sec=PATIENCE_SEC))
-        network.cable.cut("drop")
-        with pytest.raises((HostUnreachable, CommandTimedOut)):
-            job.watch(lambda _: None, interval_sec=0.1)
-        Path(job.folder, "go").touch()
-        network.cable.repair()
-        # A second start, as by `inv build` after its laptop was closed, finds the same job.
-        job.start(JobSpec(command=Command(argv=("false",)), deadline_sec=1.0))
-        status = job.watch(lambda _: None, interval_sec=0.1)
-        assert (status.state, status.exit_code) == (JobState.ENDED, 7)
-        assert Path(job.folder, "runs").read_text() == "once\n"
 
 
 def test_a_push_over_a_cut_cable_resumes_inside_the_file(

@@ -5,12 +5,8 @@ import platform
 import re
 import sys
 
-import pytest
-
-from remote.hosts.command import Command
-from remote.hosts.host_protocol import Completed, HostUnreachable
 from remote.image import vm_jobs
-from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
+from tests.support.hosts.local_fleet import LocalFleet
 
 
 def test_an_old_python_and_another_processor_are_problems_with_a_remedy(local: LocalFleet) -> None:
@@ -22,12 +18,3 @@ def test_an_old_python_and_another_processor_are_problems_with_a_remedy(local: L
     assert python.remedy
     assert re.search(r"\baarch64\b.*\bx86_64\b", machine.problem)
     assert "build.host" in machine.remedy
-
-
-def test_a_truncated_answer_is_a_lost_connection(local: LocalFleet) -> None:
-    class TruncatingHost(CuttableHost):
-        def run(self, command: Command, **options: object) -> Completed:
-            return dataclasses.replace(super().run(command, **options), stdout=b'["system", ')  # type: ignore[arg-type]
-
-    with pytest.raises(HostUnreachable, match="system"):
-        vm_jobs.observe(TruncatingHost(host=local.host()))
