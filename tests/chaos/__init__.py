@@ -3,7 +3,6 @@ status for each trial, a correct exit code, nothing left running, bounded time a
 `python -m tests.chaos --seed 7 --minutes 30`
 
 __main__        the command line
-scenario        one command at a time, under faults or killed, and the checks that hold for every command
-over_pods       deploy, bench, collect over a cluster's pods, and the checks of their runs
+scenario        deploy, bench, collect over a cluster's pods, under faults or killed, and the checks
 fault_injector  faults of a cluster
 """

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import over_pods
-from tests.chaos.scenario import finish, run_scenario
+from tests.chaos.scenario import run_scenario, running
 
 
 def main() -> None:
@@ -23,10 +22,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="commands for each seed (default: 12)")
     arguments = parser.parse_args()
     seed, deadline = arguments.seed, time.monotonic() + 60 * arguments.minutes
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, over_pods.running(Path(folder)) as world:
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, running(Path(folder)) as target:
         while time.monotonic() < deadline:
-            run_scenario(world, seed, arguments.steps)
-            finish(world)
+            run_scenario(target, seed, arguments.steps)
+            target.finish()
             seed += 1
 
 

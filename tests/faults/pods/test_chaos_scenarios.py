@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import over_pods
-from tests.chaos.scenario import finish, run_scenario
+from tests.chaos.scenario import run_scenario, running
 from tests.support.kubernetes import unavailable_reason
 from tests.support.thorough import THOROUGH
 
@@ -21,7 +20,7 @@ SEEDS, STEPS = (1, 2, 3, 4, 5) if THOROUGH else (1,), 2
 def test_random_faults_of_commands_lose_nothing_and_cause_no_false_success(tmp_path: Path) -> None:
     if reason := unavailable_reason():
         pytest.skip(reason)
-    with over_pods.running(tmp_path) as world:
+    with running(tmp_path) as target:
         for seed in SEEDS:
-            run_scenario(world, seed, STEPS)
-        finish(world)
+            run_scenario(target, seed, STEPS)
+        target.finish()

@@ -20,6 +20,11 @@ from tests.system.cluster.conftest import NODES, OUR_USER, PASSWORD, Operator
 
 
 def test_a_deployment_comes_up_and_another_and_the_reading_tasks_change_nothing(operator: Operator) -> None:
+    assert "create     job/bench" in operator.inv_unchanged("deploy", "--dry-run")
+    assert f"{len(NODES)} nodes qualify" in operator.inv("nodes")
+    assert "`inv deploy`" in operator.inv("status", code=1)
+    assert "`inv deploy`" in operator.inv("logs", code=2)
+    assert "nothing to do" in operator.inv("teardown", "--yes")
     output = operator.inv("deploy", stdin=f"{PASSWORD}\n")
     assert "2 of 2 pods are up" in output
     pods = operator.objects("pods")
@@ -41,17 +46,6 @@ def test_a_deployment_comes_up_and_another_and_the_reading_tasks_change_nothing(
     output = operator.inv_unchanged("doctor", "--only", "cluster,pods")
     assert "2 of 2 pods are up" in output
     assert "may run trials and deploy" in output
-
-
-def test_before_a_deployment_a_dry_run_prints_the_plan_and_every_task_names_the_command(
-    operator: Operator,
-) -> None:
-    assert "create     job/bench" in operator.inv_unchanged("deploy", "--dry-run")
-    assert operator.objects("jobs.batch") == []
-    assert f"{len(NODES)} nodes qualify" in operator.inv("nodes")
-    assert "`inv deploy`" in operator.inv("status", code=1)
-    assert "`inv deploy`" in operator.inv("logs", code=2)
-    assert "nothing to do" in operator.inv("teardown", "--yes")
 
 
 def test_a_manual_change_is_reverted_a_setting_replaces_the_pods_and_another_overlay_deletes_them(

@@ -7,7 +7,6 @@ is a fake. Not covered: the controllers of JobSet and Kueue, GPUs.
 
 import contextlib
 import json
-import shutil
 import signal
 import sys
 import time
@@ -18,13 +17,11 @@ from typing import Any
 
 import pytest
 
-from bench.records.training import TrainingRecord
 from tests.support.forked import ForkServer
 from tests.support.hosts.fake_worker_finetune import install_fake_finetune
 from tests.support.inv_pods import LOOPBACK, make_workspace
 from tests.support.kubernetes import Cluster
 from tests.support.pods import EVICTION_SCALE
-from tests.support.thorough import only_thorough
 from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operator
 
 # On a busy machine its waits take longer than those of any other test.
@@ -283,19 +280,3 @@ def test_one_pod_without_a_volume_keeps_its_adapter_until_it_is_collected(traine
     adapter = trainer.results / run_id / "adapter" / "adapter_model.safetensors"
     assert adapter.read_text() == f"{STEPS * (STEPS + 1) // 2}\n"
     trainer.cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the pod to end")
-
-
-@only_thorough
-def test_real_ranks_in_two_pods_train_one_adapter(trainer: Operator, workspace: Path) -> None:
-    """Killed ranks are covered by test_finetune_ranks.py, lost pods by the tests above."""
-    module = workspace / "bench" / "workloads" / "finetune" / "finetune.py"
-    module.unlink()
-    shutil.copy(ROOT / "bench" / "workloads" / "finetune" / "finetune.py", module)
-    real = {"max_steps": 4, "max_seq_len": 64, "micro_batch_size": 1, "rows_per_step": 2, "checkpoint_sec": 0.0}
-    trainer.settings["train"] = real
-    trainer.set_cluster(volume=VOLUME)
-    assert "verified" in finish(submit(trainer))
-    record = TrainingRecord.read(trainer.results / newest_run(trainer) / "training.json")
-    assert (record.world_size, record.stop, record.steps.step) == (2, "finished", [1, 2, 3, 4])
-    assert (record.fingerprint["backend"], record.restarts) == ("gloo", [])
-    assert record.derived.warmup_share == 0.1, "no worker answered at the submission"

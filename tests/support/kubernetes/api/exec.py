@@ -110,18 +110,13 @@ class Session:
         process = await container.execute(self._argv, stdin=self._stdin)
         assert process.stdout is not None
         assert process.stderr is not None
-        pumps = [
-            asyncio.create_task(self._pump(process.stdout, _STDOUT)),
-            asyncio.create_task(self._pump(process.stderr, _STDERR)),
-        ]
+        pumps = self._pump(process.stdout, _STDOUT), self._pump(process.stderr, _STDERR)
         listening = asyncio.create_task(self._listen(process))
         done = asyncio.ensure_future(asyncio.gather(process.wait(), *pumps))
         over = asyncio.create_task(self._over.wait())
         try:
             if self._fault and self._left == 0:
                 self._end(self._fault.how)
-            elif self._stdin_left == 0:
-                self._strike_stdin(process)
             await asyncio.wait([done, over, listening], return_when=asyncio.FIRST_COMPLETED)
             if listening.done() and not over.done() and not done.done():
                 return  # the client has gone; the process continues and its output is discarded
@@ -144,14 +139,12 @@ class Session:
             if self._how or self._ws.closed:
                 continue  # discard the output, so that the process does not block or die
             if channel == _STDOUT and self._left is not None:
-                data, whole = data[: self._left], data
+                data = data[: self._left]
                 self._left -= len(data)
-                if self._left == 0 and (len(whole) >= len(data)):
-                    await self._send(channel, data)
-                    self._end(self._fault.how if self._fault else "")
-                    continue
             with contextlib.suppress(ConnectionError):
                 await self._send(channel, data)
+            if self._left == 0 and self._fault:
+                self._end(self._fault.how)
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         """Receive the client's frames until it disconnects."""

@@ -189,7 +189,7 @@ class Api:
     async def _log(self, request: web.Request, at: Target) -> web.StreamResponse:
         """Send a container's output so far, of the last lines; or, followed, until it ends."""
         pod = self.store.get("pods", at.namespace, at.name)
-        container = self.kubelet.workers[pod["metadata"]["uid"]].containers[request.query["container"]]
+        container = self.kubelet.workers[pod["metadata"]["uid"]].container
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         await response.prepare(request)
         lines = os.pread(container.log.fileno(), 1 << 20, 0).splitlines(keepends=True)
