@@ -24,7 +24,7 @@ from reports.figures.drawing.layout import Chart
 from reports.statistics.types import Ratio
 from reports.summary import sentences, tables
 from reports.summary.cost import Cost, FineTuning, Price
-from reports.summary.rows import ConfigurationRow, group_failures, group_missing, group_name, group_workers
+from reports.summary.rows import ConfigurationRow, group_name, group_similar, group_workers
 from reports.summary.summary import Summary
 
 
@@ -238,7 +238,7 @@ def _amount(plan: FineTuning) -> Cell:
 
 def _failures(summary: Summary) -> Iterator[Table | Text]:
     if summary.failures:
-        groups = group_failures(summary.failures)
+        groups = group_similar(summary.failures)
         heads = ("Trial that did not succeed", "Worker", "Status", "Reason", "Attempt", "Steps", "Measurements")
         yield Table(
             columns=tuple(Column(title=head, is_number=number > 3) for number, head in enumerate(heads)),
@@ -258,7 +258,7 @@ def _failures(summary: Summary) -> Iterator[Table | Text]:
                 for group in groups
             ),
         )
-    missing = group_missing(summary.missing)
+    missing = group_similar(summary.missing)
     if missing:
         texts = [(group_name(group), group_workers(group), group[0].reason) for group in missing]
         yield text_table(("Planned trial without a usable result", "Worker", "Reason"), texts)
@@ -273,13 +273,8 @@ def _fingerprint(summary: Summary) -> Iterator[Table | Text]:
     hosts = summary.hosts
     if hosts.differences:
         rows = [
-            (
-                difference.key,
-                "; ".join(
-                    f"{value} on {formatting.first_n(places)}" for value, places in difference.where_by_value.items()
-                ),
-            )
-            for difference in hosts.differences
+            (key, "; ".join(f"{value} on {formatting.first_n(workers)}" for value, workers in values.items()))
+            for key, values in hosts.differences.items()
         ]
         yield text_table(("Key that differs", "Values"), rows)
     elif hosts.common:

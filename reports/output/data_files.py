@@ -93,7 +93,7 @@ def summary_json(summary: Summary) -> bytes:
         "fingerprint": {
             "devices": list(hosts.devices),
             "common": hosts.common,
-            "differences": {difference.key: difference.where_by_value for difference in hosts.differences},
+            "differences": hosts.differences,
         },
     }
     # One line per list item: readable and diffable, and possible with the fast encoder, which cannot indent.

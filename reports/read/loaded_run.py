@@ -80,6 +80,10 @@ class Missing:
     worker: str
     reason: str
 
+    @property
+    def cause(self) -> str:
+        return self.reason
+
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:

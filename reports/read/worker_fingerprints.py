@@ -35,25 +35,17 @@ _MAX_SIZE_RATIO = 1.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class FingerprintDifference:
-    """A key on which the trials disagree, with the workers where each value (as text) was found."""
-
-    key: str
-    where_by_value: dict[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Hosts:
     """The hosts of a run. `devices` are the distinct GPUs, or "CPU"; `device` joins them to one phrase.
 
-    `common` has the keys on which all trials agree. `contention` has the workers, threads of each, and cores if
-    these were too few.
+    `common` has the keys on which all trials agree, `differences` of the others each value's workers. `contention` has
+    the workers, threads of each, and cores if these were too few.
     """
 
     devices: tuple[str, ...]
     device: str
     common: dict[str, str]
-    differences: tuple[FingerprintDifference, ...]
+    differences: dict[str, dict[str, tuple[str, ...]]]
     contention: dict[str, int] | None
 
 
@@ -90,9 +82,9 @@ def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _compare(
     flat: list[tuple[TrialResult, dict[str, str]]],
-) -> tuple[dict[str, str], tuple[FingerprintDifference, ...]]:
+) -> tuple[dict[str, str], dict[str, dict[str, tuple[str, ...]]]]:
     common: dict[str, str] = {}
-    differences = []
+    differences = {}
     for key in dict.fromkeys(key for _, document in flat for key in document):
         # Some keys exist only for some kinds of trial: only a training has an optimizer.
         kinds = {result.trial.kind for result, document in flat if key in document}
@@ -104,12 +96,11 @@ def _compare(
         if len(holders) == 1 or (key in _MEMORY_SIZES and _are_nearly_equal(list(holders))):
             common[key] = next(iter(holders))
         elif key not in _TRIAL_SPECIFIC and not (key in _REQUESTED and _is_per_configuration(holders)):
-            where = {
+            differences[key] = {
                 value: tuple(dict.fromkeys(each.worker or "unknown" for each in results))
                 for value, results in holders.items()
             }
-            differences.append(FingerprintDifference(key=key, where_by_value=where))
-    return common, tuple(differences)
+    return common, differences
 
 
 def _are_nearly_equal(sizes: list[str]) -> bool:

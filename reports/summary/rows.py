@@ -1,6 +1,6 @@
 """The rows of a report: one per configuration, and one per group of similar failures."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,8 +11,6 @@ from reports import formatting
 from reports.read.loaded_run import Missing
 from reports.statistics.types import MeasuredRate, Ratio
 from reports.summary import cost
-
-Trialled = TypeVar("Trialled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,22 +124,14 @@ class Failure:
 
 
 _MAX_WORKERS_NAMED = 4  # workers in one line
+Trialled = TypeVar("Trialled", Failure, Missing)
 
 
-def group_failures(trials: Iterable[Failure]) -> list[list[Failure]]:
+def group_similar(trials: Iterable[Trialled]) -> list[list[Trialled]]:
     """Group by configuration and cause."""
-    return _group_by(trials, lambda each: (each.configuration, *each.cause))
-
-
-def group_missing(trials: Iterable[Missing]) -> list[list[Missing]]:
-    """Group by configuration and reason."""
-    return _group_by(trials, lambda each: (each.configuration, each.reason))
-
-
-def _group_by(trials: Iterable[Trialled], key: Callable[[Trialled], Hashable]) -> list[list[Trialled]]:
     groups: dict[Hashable, list[Trialled]] = {}
     for trial in trials:
-        groups.setdefault(key(trial), []).append(trial)
+        groups.setdefault((trial.configuration, trial.cause), []).append(trial)
     return list(groups.values())
 
 

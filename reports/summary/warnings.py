@@ -140,8 +140,7 @@ def _machine_warnings(hosts: Hosts, prices: Sequence[Price]) -> Iterator[RunWarn
     if len(hosts.devices) > 1:
         yield RunWarning(code=WarningCode.DEVICES, weight=1.5, values={"devices": list(hosts.devices)})
     if hosts.differences:
-        keys = [difference.key for difference in hosts.differences]
-        yield RunWarning(code=WarningCode.CONDITIONS, weight=0.05, values={"keys": keys})
+        yield RunWarning(code=WarningCode.CONDITIONS, weight=0.05, values={"keys": list(hosts.differences)})
     if hosts.contention is not None:
         yield RunWarning(code=WarningCode.CONTENTION, weight=1.0, values=hosts.contention)
     if prices and CPU in hosts.devices:

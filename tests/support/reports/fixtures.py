@@ -26,17 +26,13 @@ ONE_PIXEL = bytes.fromhex(
 )
 
 
-def load_and_summarize(folder: Path) -> tuple[Summary, Run]:
-    run = load(folder)
-    return summarize(run), run
-
-
 @pytest.fixture(scope="session")
 def a10(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Run]:
     """Two A10 nodes with every workload, two configurations out of memory. Read-only."""
     folder = tmp_path_factory.mktemp("a10")
     showcase.write(folder)
-    return load_and_summarize(folder)
+    run = load(folder)
+    return summarize(run), run
 
 
 @pytest.fixture

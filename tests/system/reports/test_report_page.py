@@ -77,9 +77,7 @@ class Browser:
         time.sleep(SETTLE_SEC)  # for a late console message
 
     def evaluate(self, expression: str) -> Any:
-        return self.run_devtools_command("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get(
-            "value"
-        )
+        return self.driver.execute_script(f"return {expression}")
 
     def unfold(self) -> None:
         self.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")

@@ -17,7 +17,7 @@ from reports import formatting
 from reports.output import benchmark, markdown
 from reports.output.data_files import to_csv, with_run_id, with_settings
 from reports.read.run_folder import load
-from reports.summary.rows import group_failures
+from reports.summary.rows import group_similar
 from reports.summary.summarize import summarize
 from tasks.reports.report import terminal_table
 from tests.benchmarks.statistics_power import QUICK
@@ -79,5 +79,5 @@ def test_failures_are_grouped_by_cause_and_phase_not_by_their_text(tmp_path: Pat
     for number, (plan, timed, code) in enumerate(zip(run.planned, phases, codes, strict=True)):
         changes = {"phases": timed, "reason_code": code, "reason": f"{'abc'[number % 3]} of {number} bytes"}
         synthetic.rewrite(tmp_path, plan, status=TrialStatus.OUT_OF_MEMORY, steps=0, **changes)
-    groups = group_failures(summarize(load(tmp_path)).failures)
+    groups = group_similar(summarize(load(tmp_path)).failures)
     assert [len(group) for group in groups] == [2, 1, 1]

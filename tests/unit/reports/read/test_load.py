@@ -142,7 +142,7 @@ def test_the_share_of_peak_is_not_shown_where_workers_share_too_few_cores(folder
 def test_equal_gpus_are_one_condition_and_recipes_may_differ_between_configurations(a10):
     _, run = a10
     hosts = describe_hosts(run.record, run.results)
-    assert hosts.differences == ()
+    assert hosts.differences == {}
     assert hosts.device == "NVIDIA A10"
     assert "gpu_uuid" not in hosts.common
     assert hosts.common["memory_total_bytes"].startswith("252")
@@ -161,9 +161,9 @@ def test_a_node_that_differs_from_the_others_is_named(a10, key, value):
         for result in run.results
         if not result.trial.is_usual  # its recipe is another one
     ]
-    (difference,) = describe_hosts(run.record, results).differences
-    assert difference.key == key
-    assert difference.where_by_value[str(value)] == ("gpu-node-2",)
+    differences = describe_hosts(run.record, results).differences
+    assert list(differences) == [key]
+    assert differences[key][str(value)] == ("gpu-node-2",)
 
 
 def test_the_report_reads_starts_from_the_ledger_that_a_fleet_writes(tmp_path):

@@ -21,11 +21,6 @@ def cells(table):
     }
 
 
-def simulated_cells(random, configurations, workers, sd=0.005, worker_sd=0.03):
-    noise = random.normal(0.0, sd, (configurations, workers)) + random.normal(0.0, worker_sd, workers)
-    return cells((noise + random.normal(0.0, 0.1, (configurations, 1))).tolist())
-
-
 def test_the_pooled_noise_of_two_configurations_is_that_of_their_paired_difference():
     by_label = spreads(cells([[0.0, 0.0, 0.0], [0.01, 0.02, 0.03]]), by_worker=True)
     assert not by_label["c0"].has_prior  # they have no other noise
@@ -36,7 +31,9 @@ def test_the_pooled_noise_of_two_configurations_is_that_of_their_paired_differen
 
 
 def test_many_configurations_share_their_degrees_of_freedom_and_missing_cells_cost_only_their_own():
-    whole = simulated_cells(np.random.default_rng(2), 12, 4)
+    random = np.random.default_rng(2)
+    noise = random.normal(0.0, 0.005, (12, 4)) + random.normal(0.0, 0.03, 4) + random.normal(0.0, 0.1, (12, 1))
+    whole = cells(noise.tolist())
     by_label = spreads(whole, by_worker=True)
     assert len({(spread.sd, spread.df) for spread in by_label.values()}) == 1
     assert (by_label["c0"].sd, by_label["c0"].df) == (pytest.approx(0.005, rel=0.3), 33.0)

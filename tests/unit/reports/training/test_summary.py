@@ -12,7 +12,7 @@ from reports.output import training_document as document
 from reports.read.loaded_run import ReportError
 from reports.training import sentences, training_facts
 from tests.support.reports import hostile
-from tests.support.reports.training_run import FORM, MEASURE, RECORD, SCORE, write_checked, write_run
+from tests.support.reports.training_run import FORM, RECORD, SCORE, SCORED, write_checked, write_run
 
 
 def test_the_numbers_of_a_training_with_a_restart(tmp_path: Path) -> None:
@@ -98,6 +98,9 @@ def test_the_next_command(tmp_path: Path) -> None:
         ("trials/train/training.json", ("world_size",), 0, "world_size is 0"),
         ("trials/train/training.json", ("status",), "\x1b[31mFINE", r"status is '\\x1b\[31mFINE'"),
         ("trials/train/training.json", ("adapter_step",), None, "adapter: .* sha256"),
+        ("trials/train/training.json", ("score", "after", 2), 7.0, r"after is 7\.0"),
+        ("trials/train/training.json", ("score", "after"), [0.5], "score: "),
+        ("trials/train/training.json", ("score", "measures", 0, "after_high"), 1.5, r"after_high is 1\.5"),
         ("trials/train/training.json", ("run_id",), "other", "belongs to 'train' of run 'other'"),
         ("run.json", ("planned",), [], "plans 0 trials"),
         ("run.json", ("provenance", "inputs"), None, "forecast: .* object"),
@@ -108,7 +111,7 @@ def test_the_next_command(tmp_path: Path) -> None:
 def test_impossible_values_are_refused_by_name(
     tmp_path: Path, name: str, key: tuple[str | int, ...], value: object, message: str
 ) -> None:
-    folder = write_run(tmp_path)
+    folder = write_run(tmp_path, SCORED)
     hostile.rewrite_checksummed(folder / name, lambda document: hostile.set_value(document, key, value))
     with pytest.raises(ReportError, match=f"{Path(name).name}: .*{message}") as refused:
         training_facts.read(folder)
@@ -170,19 +173,6 @@ def test_a_failed_score_is_a_note_and_the_training_stands(changes: dict[str, obj
     assert training.has_succeeded
     assert sentences.headline(training) == sentences.loss_and_cost(training)
     assert f"{sentences.score_outcome(training.record)}." in sentences.notes(training)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"after": [0.5, 1.0, 7.0]}, r"after is 7\.0"),
-        ({"after": [0.5]}, "score: "),
-        ({"measures": [dataclasses.replace(MEASURE, after_high=1.5)]}, r"after_high is 1\.5"),
-    ],
-)
-def test_an_impossible_score_is_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match=rf"training\.json: {message}"):
-        read(tmp_path, score=dataclasses.replace(SCORE, **changes))
 
 
 def test_paid_time_is_divided_by_use(tmp_path: Path) -> None:
