@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from bench.records.run import PlannedTrial, Progress
 from bench.records.status import TrialStatus
@@ -41,8 +42,7 @@ class FleetEvent:
     may_still_run: bool = False
 
 
-def attempt_event(kind: EventType, planned: PlannedTrial, attempt: Attempt | None) -> FleetEvent:
+def attempt_event(kind: EventType, planned: PlannedTrial, attempt: Attempt | None, **more: Any) -> FleetEvent:
     """Return an event about `attempt`, which is None if the trial ended without one."""
-    if attempt is None:
-        return FleetEvent(kind=kind, worker=planned.worker, trial_id=planned.trial_id)
-    return FleetEvent(kind=kind, worker=attempt.worker, trial_id=planned.trial_id, attempt=attempt.number)
+    worker, number = (planned.worker, 1) if attempt is None else (attempt.worker, attempt.number)
+    return FleetEvent(kind=kind, worker=worker, trial_id=planned.trial_id, attempt=number, **more)

@@ -5,7 +5,7 @@ import logging
 import shutil
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -75,9 +75,9 @@ class FleetState:
         self.ledger.record_end(planned.trial_id, verdict, None if attempt is None else attempt.number)
         if result is not None:
             shutil.rmtree(result.parent)
-        event = attempt_event(EventType.ENDED, planned, attempt)
+        end = {"status": verdict.status, "reason": verdict.text}
         may_still_run = verdict.cause is not None and verdict.cause.may_still_run
-        self.on_event(replace(event, status=verdict.status, reason=verdict.text, may_still_run=may_still_run))
+        self.on_event(attempt_event(EventType.ENDED, planned, attempt, may_still_run=may_still_run, **end))
 
 
 class Worker:
@@ -172,7 +172,7 @@ class Worker:
             if status.progress is not None:
                 with contextlib.suppress(SchemaError):  # the progress of another version; it is for display only
                     progress = from_json(Progress, status.progress)
-                    fleet.on_event(replace(attempt_event(EventType.PROGRESS, planned, attempt), progress=progress))
+                    fleet.on_event(attempt_event(EventType.PROGRESS, planned, attempt, progress=progress))
 
         start, watch = partial(job.start, spec), partial(retry_policy.watch, job, on_status, PROGRESS_PATH)
         status = retry_policy.call(self.name, start)
@@ -211,8 +211,7 @@ class Worker:
         if may_retry and is_running:
             self.agent.free_members(attempt.folder, grace_sec=self._retry_policy.limits.grace_sec)
             self._fleet.ledger.record_retry(trial.trial_id, attempt.number, verdict)
-            event = attempt_event(EventType.RETRYING, trial.planned, attempt)
-            self._fleet.on_event(replace(event, reason=verdict.text))
+            self._fleet.on_event(attempt_event(EventType.RETRYING, trial.planned, attempt, reason=verdict.text))
             trial.attempt = None
             self.trials.remove(trial)
             self.trials.append(trial)

@@ -58,11 +58,10 @@ CHECKSUMMED_FOLDERS = (TRIALS_FOLDER, ADAPTER_FOLDER)
 
 @dataclass(frozen=True, kw_only=True)
 class CollectedTrial:
-    """The outcome of one trial's collection: moved files, files of an earlier collection, and why files are missing."""
+    """The outcome of one trial's collection: moved and earlier files, and why files are missing."""
 
     trial_id: str
     moves: Sequence[TransferResult] = ()
-    present: int = 0
     missing_reason: str | None = None
     is_open: bool = False
     is_corrupt: bool = False
@@ -218,23 +217,23 @@ class _RunCollector:
             if any(move.transferred or move.already_present for move in moves):
                 return CollectedTrial(trial_id=trial_id, moves=moves)
             reasons.append(f"{agent.host.name} no longer has its files")
-        present = count_verified_files(self.folder, trial_id)  # collected before its worker was removed
-        return CollectedTrial(trial_id=trial_id, present=present, missing_reason=None if present else reasons[0])
+        present = verified_files(self.folder, trial_id)  # collected before its worker was removed
+        moves = [TransferResult(already_present=present)]
+        return CollectedTrial(trial_id=trial_id, moves=moves, missing_reason=None if present else reasons[0])
 
 
-def count_verified_files(folder: Path, trial_id: str) -> int:
-    """Return the number of a trial's files that SHA256SUMS lists; 0 if one is missing or changed, or the run went on.
+def verified_files(folder: Path, trial_id: str) -> tuple[str, ...]:
+    """Return a trial's files that SHA256SUMS lists; none if one is missing or changed, or the run went on.
 
     The ledger's own line in SHA256SUMS shows that nothing ended since the files were listed.
     """
     try:
-        prefix = f"{TRIALS_FOLDER}/{trial_id}/"
         digests = read_sums(folder)
-        listed = {path: digests[path] for path in digests if path == LEDGER_FILE or path.startswith(prefix)}
-        is_whole = LEDGER_FILE in listed and find_changed(folder, listed) is None
-    except (OSError, ValueError):
-        return 0
-    return len(listed) - 1 if is_whole else 0
+        names = tuple(path for path in digests if path.startswith(f"{TRIALS_FOLDER}/{trial_id}/"))
+        changed = find_changed(folder, {name: digests[name] for name in (LEDGER_FILE, *names)})
+    except (OSError, ValueError, KeyError):
+        return ()
+    return names if changed is None else ()
 
 
 def _write_end_record(run: RunRecord, planned: PlannedTrial, entry: Entry, target: Path) -> None:
@@ -277,7 +276,7 @@ def _report_outcome(
     run: RunRecord, folder: Path, entries: Mapping[str, Entry], collected: list[CollectedTrial]
 ) -> None:
     moves = [move for trial in collected for move in trial.moves]
-    present = sum(trial.present for trial in collected) + sum(len(move.already_present) for move in moves)
+    present = sum(len(move.already_present) for move in moves)
     files = formatting.count(sum(len(move.transferred) for move in moves), "file")
     size = format_size(sum(move.byte_count for move in moves))
     print(f"run {run.run_id}: fetched {files} ({size}), {present} already present, in {display_path(folder)}")

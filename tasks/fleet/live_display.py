@@ -7,12 +7,11 @@ Displayed rates are momentary; the report has the measured ones.
 """
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.text import Text
 
 from bench.records.run import PlannedTrial, Progress
@@ -58,16 +57,8 @@ class WorkerRow:
 class FleetView(View):
     """Live display of one run: pass every event to `handle`, from any thread. Use as a context manager."""
 
-    def __init__(
-        self,
-        *,
-        run_id: str,
-        planned: Sequence[PlannedTrial],
-        workers: Sequence[str],
-        console: Console | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(console, clock)
+    def __init__(self, *, run_id: str, planned: Sequence[PlannedTrial], workers: Sequence[str], **view: Any) -> None:
+        super().__init__(**view)
         self._run_id = run_id
         self._planned = {trial.trial_id: trial for trial in planned}
         self._rows = {worker: WorkerRow(worker=worker) for worker in workers}

@@ -213,20 +213,14 @@ def _finish(settings: Settings, record: QualityRecord, check: LossCheck) -> Loss
         if loss_fields(arm) == loss_fields(check.trial) and reference is not None and arm.digest() in losses:
             pairs.append(LossPair(seed=arm.seed, reference=reference, loss=losses[arm.digest()]))
     with runner.ledger_errors(newest):
-        ends = {
-            name: entry.outcome
-            for name, entry in Ledger(settings.results_folder / newest / LEDGER_FILE).entries.items()
-        }
-    if not ends or any(end is None or end.status.is_external for end in ends.values()):
+        entries = Ledger(settings.results_folder / newest / LEDGER_FILE).entries
+    if not entries or any(entry.status is None or entry.status.is_external for entry in entries.values()):
         raise RetryableError(f"run {newest}: its trainings have not ended")
     if len(pairs) > 1:
         return dataclasses.replace(check, pairs=sorted(pairs, key=lambda pair: pair.seed))
-    failures = (
-        f"{name}: {end.status.value}: {end.text}"
-        for name, end in ends.items()
-        if end and end.status is not TrialStatus.SUCCEEDED
-    )
-    return dataclasses.replace(check, reason=next(failures, "its trainings were of other settings"))
+    failed = ((name, entry) for name, entry in entries.items() if entry.status is not TrialStatus.SUCCEEDED)
+    reasons = (f"{name}: {entry.status.value}: {entry.reason}" for name, entry in failed if entry.status)
+    return dataclasses.replace(check, reason=next(reasons, "its trainings were of other settings"))
 
 
 def _all_results(settings: Settings, record: QualityRecord) -> Iterable[TrialResult]:

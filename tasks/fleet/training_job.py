@@ -65,8 +65,8 @@ class HostJob:
 
     @property
     def job(self) -> Job:
-        (host,), turn = self.hosts, self._run.provenance["inputs"]["job"]["turn"]
-        return Job(Agent(host), f"{run_folder(self._run)}/job.{turn}", slot=slot_path(host))
+        (host,) = self.hosts
+        return Job(Agent(host), f"{run_folder(self._run)}/job.{_turn(self._run)}", slot=slot_path(host))
 
     def end(self) -> Outcome | None:
         """Return how it counts if it has left no end; None while it goes on. Raises HostError."""

@@ -7,9 +7,9 @@ after half a minute of silence. `inv monitor` shows the same line.
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from bench.records.run import Progress, RunRecord
@@ -86,17 +86,11 @@ def _describe(progress: Progress) -> Iterator[str]:
 class TrainingView(View):
     """Live display of one training. Use as a context manager."""
 
-    def __init__(
-        self,
-        line: TrainingLine,
-        *,
-        console: Console | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(console, clock)
+    def __init__(self, line: TrainingLine, **view: Any) -> None:
+        super().__init__(**view)
         self._line, self._text, self._note, self._phase = line, "starting", "", (0, "")
         self.checkpoint_step: int | None = None  # the newest of all attempts
-        self._since = clock()  # the start of the phase
+        self._since = self._clock()  # the start of the phase
 
     def update(self, state: TrainingState) -> None:
         """Show a state. A new attempt and, in a pipe, a new phase have a line of their own."""

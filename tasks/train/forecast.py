@@ -189,24 +189,23 @@ def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingFor
     if workers > 1 and step is not None and trained is None:
         basis += ", without communication"
     row = None if step is None else step.times(1 / max_rows_per_worker)
-    price = worker_price(settings, probe.device)
-    predicted = TrainingForecast(
+    price, parts = worker_price(settings, probe.device), _parts(settings, trial, probe, row)
+    seconds, usd = None if step is None else step.times(probe.steps), None
+    if price is not None and seconds is not None:
+        usd = _sum([seconds, *parts.values()]).times(workers * price.usd_per_gpu_hour / 3600.0)
+    return TrainingForecast(
         steps=probe.steps,
         workers=workers,
-        seconds=None if step is None else step.times(probe.steps),
+        seconds=seconds,
         basis=basis,
         price=price,
-        usd=None,
+        usd=usd,
         peak_bytes=probe.peak_bytes,
         memory_bytes=probe.gpu_memory_bytes,
         max_hours=training.max_hours,
         fallback=None if probe.recipe == trial.recipe else probe.recipe,
-        parts=_parts(settings, trial, probe, row),
+        parts=parts,
     )
-    if price is None or predicted.total is None:
-        return predicted
-    usd = predicted.total.times(workers * price.usd_per_gpu_hour / 3600.0)
-    return dataclasses.replace(predicted, usd=usd)
 
 
 def _trained_step_sec(settings: Settings, trial: Trial, probe: ProbeResult, rows: int) -> tuple[Amount, str] | None:

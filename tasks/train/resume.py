@@ -42,15 +42,6 @@ def find_changes(run: RunRecord, settings: Settings) -> list[str]:
     ]
 
 
-def refuse_changes(run: RunRecord, settings: Settings) -> None:
-    """Raise UsageError for settings that differ from the run's plan."""
-    if changes := find_changes(run, settings):
-        raise UsageError(
-            f"run {run.run_id}: {'; '.join(changes)}",
-            remedy="restore the planned values, or start a new training with `inv train`",
-        )
-
-
 def resume(settings: Settings, run: RunRecord, folder: Path, options: DeployOptions) -> CommandResult | None:
     """Resume the training in this folder. Returns its state for a dry run."""
     if run.suite != TRAIN or len(run.planned) != 1:
@@ -76,7 +67,11 @@ def resume(settings: Settings, run: RunRecord, folder: Path, options: DeployOpti
             print(f"run {run.run_id}: {ALREADY_DONE}")
             report_outcome(settings, run, folder)
             return None
-        refuse_changes(run, settings)
+        if changes := find_changes(run, settings):
+            raise UsageError(
+                f"run {run.run_id}: {'; '.join(changes)}",
+                remedy="restore the planned values, or start a new training with `inv train`",
+            )
         next_run = _next_turn(settings, run, entry)
 
         def on_accepted() -> RunRecord:

@@ -63,10 +63,6 @@ class TrainRequest:
     job: dict[str, Any]
     adapter: InitAdapter | None
 
-    @property
-    def is_over_pods(self) -> bool:
-        return "overlay" in self.job
-
 
 Facts = tuple[ProbeResult, TrainingForecast]  # a worker's look at model and data, and what follows from it
 
@@ -85,12 +81,8 @@ class TrainPlan:
 def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None:
     """Start a training and follow it, return its plan, or resume one."""
     settings = load(context)
-    deployment = DeployOptions(
-        dry_run=options.dry_run,
-        discard_results=options.discard_results,
-        force=True,
-        partial=True,
-    )
+    dry_run, discard_results = options.dry_run, options.discard_results
+    deployment = DeployOptions(dry_run=dry_run, discard_results=discard_results, force=True, partial=True)
     sources = {"--resume": options.resume, "--from": options.from_run}
     sources["--matmul"] = ("train", "matmul") in getattr(context.config, "typed_settings", ())
     refuse_several("train", sources)
@@ -102,14 +94,9 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
     request = read_request(settings, options)
     facts = gather_facts(settings, request)
     plan = plan_training(request, facts)
-    run = new_record(
-        settings,
-        TRAIN,
-        [PlannedTrial(trial_id=TRIAL_ID, trial=plan.trial, worker=plan.workers[0])],
-        plan.workers,
-        inputs=plan.inputs,
-    )
-    if options.dry_run:
+    planned = [PlannedTrial(trial_id=TRIAL_ID, trial=plan.trial, worker=plan.workers[0])]
+    run = new_record(settings, TRAIN, planned, plan.workers, inputs=plan.inputs)
+    if dry_run:
         return _show_plan(settings, run, plan, facts, deployment)
     _act(settings, request, run, plan, deployment)
     return None
@@ -200,7 +187,7 @@ def _show_plan(
 def _act(settings: Settings, request: TrainRequest, run: RunRecord, plan: TrainPlan, deployment: DeployOptions) -> None:
     """Submit the training and follow it."""
     with acquire_lock(settings.results_folder, f"train (run {run.run_id})"):
-        if not request.is_over_pods:
+        if not settings.connector.is_cluster:
             runner.refuse_busy_workers(settings.results_folder, bench_program(settings), request.hosts)
         init_adapter.send(request.adapter, request.job, request.hosts)
         for line in plan.lines:

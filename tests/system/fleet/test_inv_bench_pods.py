@@ -15,7 +15,7 @@ from tests.support.kubernetes import Cluster
 from tests.support.thorough import only_thorough
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-PODS = 4
+PODS = 2
 
 
 workspace, cluster = inv_pods.fixtures(PODS, install_fake_training)

@@ -145,17 +145,6 @@ def test_an_attempt_that_has_ended_is_not_started_on_a_replaced_member(members: 
     assert not folder_of(wires[2]).exists()
 
 
-def test_a_running_leader_gets_no_second_member(members: Members) -> None:
-    agent, wires = members(2)
-    job = Job(agent, "/same/runs/job")
-    job.start(spec(2))
-    Job(Agent(wires[1]), "/same/runs/job").cancel()
-    shutil.rmtree(wires[1].workdir)  # its pod has been replaced
-    assert job.start(spec(2)).state is JobState.RUNNING
-    assert not folder_of(wires[1]).exists()
-    job.cancel()
-
-
 def test_a_leader_is_not_started_for_members_that_have_ended(members: Members) -> None:
     agent, wires = members(3)
     Job(Agent(wires[1]), "/same/runs/job").start(spec(3, "exit 1"))  # its leader did not come

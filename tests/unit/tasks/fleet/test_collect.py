@@ -2,11 +2,9 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from invoke import Context
 
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import LEDGER_FILE, RUN_FILE
@@ -14,10 +12,8 @@ from bench.records.run import RunRecord
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.hosts.local import LocalHost
-from tasks.clients.workers import run_hosts
 from tasks.errors import RetryableError
 from tasks.fleet import collect
-from tasks.settings.layers import load
 from tests.support.reports import synthetic, training_run
 
 
@@ -67,12 +63,6 @@ def test_a_run_that_changed_since_its_collection_is_not_complete(change: str, go
         (folder / "SHA256SUMS").write_text(sums.replace(digest, "0" * 64))
     with pytest.raises(RetryableError, match="inv collect --run=r"):
         collect_again(run, folder)
-
-
-def test_the_workers_of_a_run_are_found_beyond_the_present_fleet(context: Callable[..., Context]) -> None:
-    run = synthetic.record(run_id="r", workers=["worker-1", "worker-5"])
-    hosts = run_hosts(load(context(text="fleet: {size: 2}")), run)
-    assert [host.name for host in hosts] == ["worker-1", "worker-5"]
 
 
 def test_a_training_without_its_adapter_is_not_collected(tmp_path: Path) -> None:

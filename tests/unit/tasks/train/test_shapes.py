@@ -73,6 +73,10 @@ def test_the_cheapest_that_fits_is_first_and_the_unknown_before_what_does_not_fi
     assert (hours.value, hours.low, hours.high) == (4.0, pytest.approx(4 * 6 / 9), pytest.approx(4 * 12 / 9))
     assert (usd.value, rows["FOUR"].usd) == (8.0, usd), "four GPUs take a quarter of the time"
     assert rows["OTHER"].usd is None
+    on_demand, preemptible = rows["BIG"].usd, rows["BIG"].preemptible_usd
+    assert on_demand is not None
+    assert preemptible == on_demand.times(0.5)
+    assert rows["ONE"].preemptible_usd is None
 
 
 def test_hours_are_measured_where_a_run_measured_that_gpu(priced: Settings, trial: Trial) -> None:
@@ -82,15 +86,6 @@ def test_hours_are_measured_where_a_run_measured_that_gpu(priced: Settings, tria
     hours = rows["ONE"].hours
     assert hours is not None
     assert math.isclose(hours.value, STEPS * ROWS * (19 * 0.1 + SLOW) / 20 / 3600, rel_tol=1e-6)
-
-
-def test_a_preemptible_price_is_of_the_same_hours(priced: Settings, trial: Trial) -> None:
-    rows = rows_of(priced, trial)
-    on_demand, preemptible = rows["BIG"].usd, rows["BIG"].preemptible_usd
-    assert on_demand is not None
-    assert preemptible is not None
-    assert preemptible.value == pytest.approx(on_demand.value / 2)
-    assert rows["ONE"].preemptible_usd is None
 
 
 @pytest.mark.parametrize("steps", [1, 100 * STEPS])

@@ -22,29 +22,6 @@ def test_the_defaults_are_a_training(settings: MakeSettings) -> None:
     assert [trial_spec.worker_count(settings(workers=3), asked) for asked in (None, 2)] == [3, 2]
 
 
-def test_every_setting_of_a_training_reaches_it(settings: MakeSettings) -> None:
-    training_settings = {
-        "rows_per_step": 8, "epochs": 2.5, "max_steps": 9, "schedule": "linear", "warmup_share": 0.1,
-        "weight_decay": 0.01, "max_gradient_norm": 0.5,
-        "gradient_dtype": "bf16", "evaluate_every": 3, "early_stopping_patience": 2, "checkpoint_sec": 9.0,
-        "keep_checkpoints": 5, "max_hours": 1.5,
-    }  # fmt: skip
-    trial_settings = {
-        "recipe": "stock",
-        "lora_rank": 4,
-        "learning_rate": 1e-3,
-        "seed": 7,
-        "max_seq_len": 64,
-        "lora_dropout": 0.0,
-    }
-    configured = settings(**training_settings, **trial_settings, lora_targets="all-linear")
-    trial = trial_spec.make_trial(configured, 1)
-    fields = {setting: field for field, setting in declared.SETTING_NAMES.items()}
-    assert {name: getattr(trial.training, fields.get(name, name)) for name in training_settings} == training_settings
-    assert {name: getattr(trial, name) for name in trial_settings} == trial_settings
-    assert "down_proj" in trial.lora_targets
-
-
 @pytest.mark.parametrize(("changed", "named"), [({"model": "m"}, "model.path"), ({"kind": "loading"}, "kind loading")])
 def test_a_configuration_of_something_else_is_refused(
     changed: dict[str, Any], named: str, settings: MakeSettings
