@@ -84,17 +84,6 @@ def test_lines_without_an_example_and_what_is_lost_are_counted(tmp_path: Path, b
     assert (data.facts.lost.rows, data.facts.lost.all_rows) == (1, 2)
 
 
-def test_a_length_is_counted_up_to_its_own_edge(tmp_path: Path, build) -> None:
-    path = write(tmp_path / "d.jsonl", [1])
-    data = build(spec_of(path))
-    length = data.training.lengths[0]
-    for max_seq_len in range(length, 4 * length):
-        spec = spec_of(path, max_seq_len=max_seq_len)
-        report = dataset.summarize(spec, data, max_seq_len, Separation(), was_cached=False, seconds=0.0)
-        edge = report.length_edges[report.lengths.index(1)]
-        assert edge >= length > ([0, *report.length_edges][report.lengths.index(1)])
-
-
 def test_the_lines_that_the_template_rejects_are_listed_at_once(tmp_path: Path, build) -> None:
     path = tmp_path / "d.jsonl"
     bad = json.dumps({"messages": [{"role": "assistant", "content": "no question"}]})

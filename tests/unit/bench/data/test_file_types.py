@@ -12,7 +12,7 @@ import pytest
 from bench.data import file_types, readers
 from bench.data.inputs import InputError
 from bench.records.training import DataOptions
-from tests.support.data_files import CHATS, HEADER, ROWS, WRITERS, as_array, as_jsonl, as_parquet, write
+from tests.support.data_files import CHATS, ROWS, WRITERS, as_array, as_jsonl, as_parquet, write
 
 ALPACA = [{"instruction": "add", "input": "", "output": "x"}, {"instruction": "add", "input": "1, 1", "output": "2"}]
 
@@ -116,12 +116,6 @@ def test_unknown_columns_are_named_in_a_command_that_reads_them(
     assert command[:3] == ["inv", "data.check", str(path)]
     data = readers.read(path, DataOptions(columns=json.loads(command[3].removeprefix("--columns="))))
     assert (data.lines, data.kind) == (2, "text" if len(names) == 1 else "prompt and completion")
-
-
-def test_columns_may_change_places(tmp_path: Path) -> None:
-    swapped = DataOptions(columns={"prompt": "completion", "completion": "prompt"})
-    (chat,) = readers.read(write(tmp_path / "d.csv", HEADER + b"a,b\n"), swapped)
-    assert chat.turns == (("user", "b"), ("assistant", "a"))
 
 
 @pytest.mark.slow

@@ -117,9 +117,3 @@ def test_rows_are_nearly_full_and_an_example_longer_than_a_row_is_an_error() -> 
     assert sum(lengths) / (len(rows) * 4096) > 0.97
     with pytest.raises(ValueError, match=r"129 .* 128"):
         plan([129]).rows(0)
-
-
-def test_the_held_out_share_is_met() -> None:
-    many = digests(20_000)
-    assert sum(packing.is_held_out(digest, 0.1) for digest in many) == pytest.approx(2000, rel=0.1)
-    assert not any(packing.is_held_out(digest, 0.0) for digest in many)

@@ -3,14 +3,12 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.data import conversations, file_types, formats, readers
-from bench.data.formats import Format, RawTurn
+from bench.data import conversations, file_types, readers
 from bench.data.inputs import Conversation, InputError
 from tests.support.cases import Case, load_cases
 
@@ -119,25 +117,6 @@ def test_a_benchmark_skips_chats_without_an_answer(tmp_path: Path) -> None:
     assert facts.sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == file_types.sha256_of(path)
     with pytest.raises(InputError, match=r"none of 3 "):
         readers.read_data(write(path, *[NO_ANSWER] * 3))
-
-
-# A format is registered in one place --------------------------------------------------------------------------------
-
-TWO_LINES = Format("two lines", ("dialogue",), lambda location, line: two_lines(location, line["dialogue"]))
-
-
-def two_lines(location: str, text: str) -> Iterator[RawTurn]:
-    for role, content in zip(("user", "assistant"), text.splitlines(), strict=True):
-        yield RawTurn(f"{location}: dialogue", "dialogue", role, content)
-
-
-def test_a_registered_format_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "d.jsonl", {"dialogue": "2 + 2?\n4"})
-    with pytest.raises(InputError):
-        readers.read(path)
-    monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, TWO_LINES))
-    assert readers.read(path).kind == "two lines"
-    assert next(iter(readers.read(path))).turns == readers.read_data(path)[1][0].turns == TURNS
 
 
 def test_a_benchmark_holds_a_part_of_much_data_chosen_by_content(

@@ -1,16 +1,12 @@
 """Settings of a fine-tuning are validated at construction and round-trip through files."""
 
-import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
 from bench.records import Trial, TrialError
-from bench.records.status import ReasonCode
-from bench.records.training import Training, TrainingData, TrainingRecord
+from bench.records.training import Training, TrainingData
 from tests.support.cases import Case, load_cases
-from tests.support.reports.training_run import RECORD
 
 DATA = TrainingData(files=["chats.jsonl"], max_seq_len=64, validation_share=0.1)
 
@@ -40,13 +36,3 @@ def test_a_fine_tuning_round_trips_and_needs_its_field(make_trial):
     assert Trial.from_json(json.loads(pinned.to_text())) == pinned
     with pytest.raises(TrialError, match=r"^training: expected .*finetune"):
         make_trial(kind="finetune")
-
-
-def test_the_record_comes_back_from_its_file_equal(tmp_path: Path):
-    stopped = dataclasses.replace(
-        RECORD, status="PREEMPTED", reason="stopped by SIGTERM", stop="", reason_code=ReasonCode.WORKER_STOPPED,
-        adapter_step=None, adapter_sha256=None,
-        adapter_files={}, communication_measured_percent=None, peak_vram_bytes=None,
-    )  # fmt: skip
-    for record in (RECORD, stopped):
-        assert TrainingRecord.read(record.write(tmp_path)) == record

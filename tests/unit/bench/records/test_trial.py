@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from bench.records import Trial, TrialError, choose, read_trials, suite
-from bench.records.training import Training, TrainingData
 from bench.records.trial import SCALES
 from tests.support.cases import Case, load_cases
 
@@ -30,14 +29,6 @@ def test_a_value_out_of_range_is_refused_by_key(make_trial, case: Case):
     for value in case["input"]:
         with pytest.raises(TrialError, match=rf"^{case['name']}: expected"):
             make_trial(**{case["name"]: tuple(value) if isinstance(value, list) else value})
-
-
-def test_every_field_with_a_range_is_tried_and_a_benchmark_has_no_training(make_trial):
-    names = {field.name for field in dataclasses.fields(Trial) if field.type not in ("bool", "str") and field.metadata}
-    assert names <= {case.id for case in FIELDS} | {"gradient_checkpointing"}
-    data = TrainingData(files=["d"], max_seq_len=64)
-    with pytest.raises(TrialError, match=r"^training: expected"):
-        make_trial(training=Training(data=data, rows_per_step=8))
 
 
 def test_a_trial_or_a_list_of_them_comes_back_from_its_file_equal(make_trial, tmp_path: Path):
