@@ -10,7 +10,7 @@ import pytest
 
 from remote.cluster.namespace_client import Cluster
 from remote.fleet.ledger import Ledger, LedgerError
-from remote.hosts.host_protocol import HostUnreachable, parse_json
+from remote.hosts.host_protocol import Completed, HostUnreachable, parse_json
 from remote.hosts.local import LocalHost
 from remote.hosts.pods.kubectl import Unreachable
 from remote.image.plan import model_digests
@@ -68,7 +68,7 @@ READERS: dict[Callable[[str, Path], object], Any] = {  # with the result for eac
     read_push: (ValueError, OSError),
     read_from_host: HostUnreachable,
     lambda text, _: model_digests({"qlora-fleet.models": text or "[]"}): {},
-    lambda text, _: parse_report("i", text, 0): TaskFailed,
+    lambda text, _: parse_report("i", Completed(exit_code=0, stdout=text.encode())): TaskFailed,
 }
 
 
