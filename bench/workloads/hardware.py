@@ -72,10 +72,9 @@ def measure(record: Record, _inputs: Inputs, stops: StopSignals) -> None:
     chip = gpu_specs.lookup(record.fingerprint["gpu_name"])
     record.log(f"published figures for comparison: {'unknown for this chip' if chip is None else chip.source}")
     with record.timed("measure"):
-        for dtype in scale.dtypes:
-            for size in scale.sizes:
-                _add_matmul(record, session, chip, dtype, size, scale)
-                stops.check()
+        for dtype, size in itertools.product(scale.dtypes, scale.sizes):
+            _add_matmul(record, session, chip, dtype, size, scale)
+            stops.check()
         add_copies(record, session, chip, scale, stops)
 
 

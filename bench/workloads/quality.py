@@ -83,9 +83,6 @@ def _make_trainer(
     record.flags += step.flags
     record.log(f"recipe {step.recipe} with {step.optimizer_name}")
 
-    def report(**line: Any) -> None:
-        record.apply_report(line)
-
     def on_progress(phase: str, number: int) -> None:
         stops.check()
         record.phase = phase
@@ -96,10 +93,8 @@ def _make_trainer(
     module = importlib.import_module("bench.workloads.finetune.trainer")
     context = module.TrainContext(
         group=RankGroup(modules.torch),
-        report=report,
+        report=lambda **line: record.apply_report(line),
         on_progress=on_progress,
-        stop_requested=lambda: False,
-        checkpoints=None,
         identity=resume.identify(trial, inputs[0].sha256, data.sha256),
     )
     return module.Trainer(modules, trial, step, tokenizer, data, context)

@@ -129,7 +129,6 @@ class Lab:
         self,
         checkpoints: Path | None,
         *,
-        group: RankGroup | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
         loading_sec: float = 0.0,
     ) -> trainer_module.Trainer:
@@ -139,7 +138,7 @@ class Lab:
         step = recipes.build(self.trial.recipe, self.modules, self.trial, self.placement, base)
         self.identity = resume.identify(self.trial, "model", self.material.sha256)
         world = trainer_module.TrainContext(
-            group=group or RankGroup(self.modules.torch),
+            group=RankGroup(self.modules.torch),
             report=lambda **line: self.reports.append(line),
             on_progress=lambda _phase, _step: None,
             stop_requested=stop_requested,

@@ -67,28 +67,29 @@ def _position_losses(torch: Any, step: TrainingStep, batch: Any) -> Any:
 
 def make_evaluation(step: int, losses: Sequence[float], first: Sequence[float], targets: Sequence[int]) -> Evaluation:
     """Summarize the losses after `step` steps; `first` are the losses before training, empty at step 0."""
-    loss, half = ratio(losses, targets)
+    loss, low, high = ratio(losses, targets)
     changes = [now - then for now, then in zip(losses, first, strict=True)] if first else []
-    change, change_half = ratio(changes, targets) if changes else (None, None)
+    change, change_low, change_high = ratio(changes, targets) if changes else (None, None, None)
     return Evaluation(
         step=step,
         loss=loss,
-        low=None if half is None else loss - half,
-        high=None if half is None else loss + half,
+        low=low,
+        high=high,
         rows=len(losses),
         targets=sum(targets),
         is_best=False,
         change=change,
-        change_low=None if change is None or change_half is None else change - change_half,
-        change_high=None if change is None or change_half is None else change + change_half,
+        change_low=change_low,
+        change_high=change_high,
     )
 
 
-def ratio(sums: Sequence[float], counts: Sequence[int]) -> tuple[float, float | None]:
-    """Return (sum of sums / sum of counts, half of its 95 % interval's width, None for one example)."""
+def ratio(sums: Sequence[float], counts: Sequence[int]) -> tuple[float, float | None, float | None]:
+    """Return (sum of sums / sum of counts, and the ends of its 95 % interval, None for one example)."""
     n, total = len(sums), sum(counts)
     middle = math.fsum(sums) / total
     if n < 2:
-        return middle, None
+        return middle, None, None
     spread = math.fsum((each - middle * count) ** 2 for each, count in zip(sums, counts, strict=True))
-    return middle, student.quantile(0.95, n - 1) * math.sqrt(spread * n / (n - 1)) / total
+    half = student.quantile(0.95, n - 1) * math.sqrt(spread * n / (n - 1)) / total
+    return middle, middle - half, middle + half

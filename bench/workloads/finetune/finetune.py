@@ -218,8 +218,7 @@ def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path) -> 
 def _lead(launcher: RankLauncher, ranks: Ranks, record: Record, inputs: Inputs, folder: Path) -> bool:
     trial = record.trial
     with record.timed("data"):
-        first = FirstAttempt.read(folder)
-        fitted = fit_training(trial, sized_config) if first is None else first.fitted
+        first, fitted = _fit(trial, folder)
         data, derived, report = derive(trial, folder / EXAMPLES_FOLDER, fitted)
         record.log(
             f"{report.examples:,} examples to train on, {report.validation_examples:,} held out, "
@@ -263,14 +262,18 @@ def _lead(launcher: RankLauncher, ranks: Ranks, record: Record, inputs: Inputs, 
     return True
 
 
+def _fit(trial: Trial, folder: Path) -> tuple[FirstAttempt | None, DerivedSettings]:
+    """Return the first attempt, also of the first machine if the folder is shared, and what follows from the GPU."""
+    first = FirstAttempt.read(folder)
+    return first, fit_training(trial, sized_config) if first is None else first.fitted
+
+
 def follow(request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) -> int:
     """Run this machine's share of the ranks, with inputs and examples that it checks on its own."""
 
     def prepare(inputs: Inputs) -> Mapping[str, str]:
         folder = _checkpoint_folder(request)
-        first = FirstAttempt.read(folder)  # the first machine's, if the folder is shared
-        fitted = fit_training(trial, sized_config) if first is None else first.fitted
-        data, derived, _ = derive(trial, folder / EXAMPLES_FOLDER, fitted)
+        data, derived, _ = derive(trial, folder / EXAMPLES_FOLDER, _fit(trial, folder)[1])
         return _rank_files(request, folder, trial.with_derived(derived), inputs[0].sha256, data.sha256)
 
     launcher = RankLauncher(trial, stops, nodes, module=MODULE, grace_sec=GRACE_SEC)

@@ -53,9 +53,9 @@ class TrainContext:
     group: RankGroup
     report: Callable[..., None]
     on_progress: Callable[[str, int], None]
-    stop_requested: Callable[[], bool]
-    checkpoints: Path | None  # None on all ranks except rank 0
     identity: Identity
+    stop_requested: Callable[[], bool] = lambda: False
+    checkpoints: Path | None = None  # None on all ranks except rank 0
     started: float = field(default_factory=time.monotonic)
     _shown_at: float = 0.0
 

@@ -18,7 +18,6 @@ import os
 import re
 import select
 import socket
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -80,12 +79,12 @@ class NodeList:
 
 
 class NodeHub(contextlib.AbstractContextManager["NodeHub"]):
-    """The first machine's side of the links: writes the files that other machines send into `folder`.
+    """The first machine's side of the links: writes the files that other machines send into `folder`, if there is one.
 
     `failures` are the last messages of the machines that have failed or are lost.
     """
 
-    def __init__(self, nodes: NodeList, world_size: int, folder: Path) -> None:
+    def __init__(self, nodes: NodeList, world_size: int, folder: Path | None) -> None:
         self._nodes, self._world_size, self._folder = nodes, world_size, folder
         self.failures: list[dict[str, list[Any]]] = []
         self._links: list[socket.socket] = []
@@ -153,7 +152,7 @@ class NodeHub(contextlib.AbstractContextManager["NodeHub"]):
         self._ended.add(machine)
 
     def _store(self, name: str, content: Any) -> None:
-        if _ACCEPTED_FILES.fullmatch(name):
+        if self._folder is not None and _ACCEPTED_FILES.fullmatch(name):
             part = self._folder / f".{name}.part"
             part.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
             os.replace(part, self._folder / name)
@@ -161,11 +160,7 @@ class NodeHub(contextlib.AbstractContextManager["NodeHub"]):
 
 def dismiss_nodes(nodes: NodeList, world_size: int) -> None:
     """End the wait of the other machines after this first one has refused its inputs."""
-    with (
-        contextlib.suppress(InputError, OSError),
-        tempfile.TemporaryDirectory() as folder,
-        NodeHub(nodes, world_size, Path(folder)) as hub,
-    ):
+    with contextlib.suppress(InputError, OSError), NodeHub(nodes, world_size, None) as hub:
         hub.wait_for_nodes()
 
 

@@ -15,25 +15,17 @@ from tests.support import tiny_training
 
 
 @pytest.mark.parametrize(
-    ("lines", "share"), [(1, 0.2), (30, 0.2), (200, 0.15), (1500, 0.02), (100_000, 0.02), (1_000_000, 0.002)]
+    ("function", "arguments", "expected"),
+    [
+        *((derived.validation_share, (lines, 0.02), share) for lines, share in ((1, 0.2), (200, 0.15), (1500, 0.02))),
+        (derived.validation_share, (1_000_000, 0.02), 0.002),
+        *((derived.rows_per_step, (rows, 1, 4), count) for rows, count in ((1.0, 1), (199.0, 1), (250.0, 2), (9e6, 4))),
+        *((derived.rows_per_step, (rows, 3, 4), count) for rows, count in ((50.0, 3), (9e6, 6))),
+        *((derived.warmup_share, (steps, 0.03), share) for steps, share in ((1, 0.1), (200, 0.05), (10_000, 0.03))),
+    ],
 )
-def test_a_part_that_shows_a_difference_is_held_out(lines: int, share: float) -> None:
-    assert derived.validation_share(lines, 0.02) == share
-
-
-@pytest.mark.parametrize(
-    ("rows", "workers", "expected"),
-    [(1.0, 1, 1), (199.0, 1, 1), (250.0, 1, 2), (9e6, 1, 4), (50.0, 3, 3), (9e6, 3, 6), (9e6, 8, 8)],
-)
-def test_a_step_has_few_rows_of_little_data_and_equally_many_for_each_worker(
-    rows: float, workers: int, expected: int
-) -> None:
-    assert derived.rows_per_step(rows, workers, 4) == expected
-
-
-@pytest.mark.parametrize(("steps", "share"), [(1, 0.1), (100, 0.1), (200, 0.05), (10_000, 0.03)])
-def test_a_short_training_warms_up_for_some_steps(steps: int, share: float) -> None:
-    assert derived.warmup_share(steps, 0.03) == share
+def test_few_data_have_a_larger_held_out_part_smaller_steps_and_a_longer_warm_up(function, arguments, expected) -> None:
+    assert function(*arguments) == expected
 
 
 def test_only_the_fields_that_the_user_left_open_are_derived(tiny_inputs: tuple[Path, Path], tmp_path: Path) -> None:

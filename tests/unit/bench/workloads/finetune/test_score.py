@@ -1,11 +1,10 @@
 """Scores of single answers, and their summary in pairs before and after a training."""
 
-import dataclasses
-
 import pytest
 
 from bench.data.inputs import InputError
 from bench.records.score import ScoreFault
+from bench.records.training import TrainingData
 from bench.records.validation import TrialError
 from bench.workloads.finetune import score
 from bench.workloads.finetune.score import AnsweredRow, RowScore, Scoring
@@ -57,22 +56,12 @@ def test_rows_are_chosen_at_equal_distances():
 
 
 @pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"score": "bleu"}, "score"),
-        ({"score": "exact", "score_rows": 0}, "score_rows"),
-    ],
+    ("method", "changes"), [("bleu", {}), ("exact", {"validation_share": 0.0}), ("exact", {"labels": "all"})]
 )
-def test_an_impossible_setting_is_named(changes, field):
-    with pytest.raises(TrialError, match=f"^{field}: "):
-        tiny_training.plan("m", "d", training=changes)
-
-
-def test_without_held_out_data_or_marked_answers_there_is_nothing_to_score():
-    training = training_of(tiny_training.plan("m", "d", training={"score": "exact", "evaluate_every": 0}))
-    for change in ({"validation_share": 0.0}, {"labels": "all"}):
-        with pytest.raises(TrialError, match=r"^score: "):
-            dataclasses.replace(training, data=dataclasses.replace(training.data, **change))
+def test_an_unknown_method_and_a_score_without_held_out_or_marked_answers_are_refused(method, changes):
+    data = TrainingData(**({"files": ["d"], "max_seq_len": 48, "validation_share": 0.1} | changes))
+    with pytest.raises(TrialError, match=r"^score: "):
+        tiny_training.plan("m", "d", training={"score": method, "evaluate_every": 0, "data": data})
 
 
 def test_an_unusable_file_is_refused_before_the_training(tmp_path):
