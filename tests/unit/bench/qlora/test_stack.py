@@ -26,23 +26,26 @@ def make_stack(*, transformers: str = "5.0.0", cuda: bool = False) -> Stack:
 
 @pytest.mark.parametrize(
     ("version", "name"),
-    [("4.48.3", "torch_dtype"), ("4.55.4", "torch_dtype"), ("4.56.0", "dtype"), ("5.23.0", "dtype"), ("10.0", "dtype")],
+    [("4.55.4", "torch_dtype"), ("4.56.0", "dtype"), ("10.0", "dtype")],
 )
 def test_the_dtype_keyword_depends_on_the_version(version, name):
     assert make_stack(transformers=version).dtype_argument("bf16") == {name: "bf16"}
 
 
 @pytest.mark.parametrize(
-    ("flags", "dtype"), [({"avx2"}, "f32"), ({"avx2", "avx512_bf16"}, "bf16"), ({"amx_bf16"}, "bf16"), (set(), "f32")]
+    ("cuda", "flags", "device", "dtype"),
+    [
+        (False, {"avx2"}, ("cpu",), "f32"),
+        (False, {"avx2", "avx512_bf16"}, ("cpu",), "bf16"),
+        (False, {"amx_bf16"}, ("cpu",), "bf16"),
+        (True, set(), ("cuda", 0), "bf16"),
+    ],
 )
-def test_a_cpu_computes_in_bf16_only_with_bf16_instructions(monkeypatch, flags, dtype):
+def test_a_gpu_is_preferred_and_a_cpu_computes_in_bf16_only_with_its_instructions(
+    monkeypatch, cuda, flags, device, dtype
+):
     monkeypatch.setattr("bench.qlora.step.cpu_flags", lambda: frozenset(flags))
-    assert choose_placement(make_stack()) == Placement(device=("cpu",), compute_dtype=dtype)
-
-
-def test_a_gpu_is_preferred_and_computes_in_bf16(monkeypatch):
-    monkeypatch.setattr("bench.qlora.step.cpu_flags", frozenset)
-    assert choose_placement(make_stack(cuda=True)) == Placement(device=("cuda", 0), compute_dtype="bf16")
+    assert choose_placement(make_stack(cuda=cuda)) == Placement(device=device, compute_dtype=dtype)
 
 
 def test_a_trial_is_offline_and_its_waiting_threads_do_not_spin(monkeypatch):
