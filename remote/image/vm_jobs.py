@@ -94,8 +94,7 @@ def observe(host: Host) -> VmFacts:
     """Query the VM. Raises HostUnreachable, CommandFailed."""
 
     def to_facts(fields: list[Any]) -> VmFacts:
-        machine, python, clock = fields
-        return VmFacts(machine=machine, python=tuple(python), clock=clock)
+        return VmFacts(machine=fields[0], python=tuple(fields[1]), clock=fields[2])
 
     command = Command(argv=(*host.python, *PYTHON_FLAGS, "-c", _FACTS))
     return read_json(host, command, "the facts about it", to_facts, timeout_sec=_TIMEOUT_SEC)

@@ -144,7 +144,11 @@ def push(
     timeout_sec: float = 3600.0,
 ) -> TransferResult:
     """Copy every regular file below `source`, or files by name, into `root` on the host. Raises like `pull`."""
-    files = dict(sorted(source.items())) if isinstance(source, Mapping) else _files_below(source)
+    if isinstance(source, Path):
+        below = (path for path in source.rglob("*") if path.is_file() and not path.is_symlink())
+        files = dict(sorted((str(path.relative_to(source)), path) for path in below))
+    else:
+        files = dict(sorted(source.items()))
     entries = [
         FileEntry(path=name, size=size, sha256=sha256)
         for name, path in files.items()
@@ -196,11 +200,6 @@ def push(
         already_present=tuple(path for path in paths if path in already),
         byte_count=byte_count,
     )
-
-
-def _files_below(folder: Path) -> dict[str, Path]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
-    return {str(path.relative_to(folder)): path for path in files}
 
 
 def _missing_bytes(

@@ -5,7 +5,6 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -124,21 +123,15 @@ def fetch_models(context: Context, options: FetchOptions) -> CommandResult | Non
             for model in models
         ]
         if options.dry_run:
-            return _show_plan(fetches)
+            revision = options.revision or "existing revision, or main"
+            lines = [f"{fetch.model} ({revision}) from {fetch.source} -> {fetch.folder}" for fetch in fetches]
+            names = ("model", "revision", "source", "folder")
+            return plan_result(lines, models=[{name: getattr(fetch, name) for name in names} for fetch in fetches])
         for fetch in fetches:
             _fetch(settings, host, fetch, command)
             if options.here:
                 print(f"to use it: `inv train --model={HERE}/{Path(fetch.folder).name}`", flush=True)
     return None
-
-
-def _show_plan(fetches: Sequence[Fetch]) -> CommandResult:
-    lines = [
-        f"{fetch.model} ({fetch.revision or 'existing revision, or main'}) from {fetch.source} -> {fetch.folder}"
-        for fetch in fetches
-    ]
-    names = ("model", "revision", "source", "folder")
-    return plan_result(lines, models=[{name: getattr(fetch, name) for name in names} for fetch in fetches])
 
 
 def _fetch(settings: Settings, host: Host, fetch: Fetch, command: str) -> None:

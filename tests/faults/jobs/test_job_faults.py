@@ -174,7 +174,7 @@ def test_a_job_that_ignores_its_deadline_is_killed_with_all_its_descendants(job:
 def test_a_job_may_choose_its_exit_code_at_each_end(job: Job, why: str, exit_code: int) -> None:
     """At its deadline and by the host it gets SIGTERM, by a cancel SIGINT."""
     # Long enough for a busy machine to start the shell, which has to set its traps first.
-    deadline_sec = 1.0 if why == "deadline" else 60.0
+    deadline_sec = 2.0 if why == "deadline" else 60.0
     script = "trap 'exit 42' INT; trap 'exit 5' TERM; touch up; while :; do sleep 0.02; done"
     job.start(shell(script, deadline_sec=deadline_sec))
     wait_for(job_file(job, "up").exists, "the traps")
