@@ -10,8 +10,6 @@ import pytest
 from remote.fleet.events import EventType
 from remote.fleet.ledger import LedgerError
 from remote.hosts.command import Command
-from remote.hosts.host_protocol import Host
-from remote.hosts.local import LocalHost
 from tests.support.hosts import local_fleet
 from tests.support.hosts.local_fleet import QUICK_LIMITS, CuttableHost, LocalFleet, wait_for
 
@@ -96,21 +94,14 @@ def test_the_trial_of_a_lost_worker_goes_on_when_it_is_back(local: LocalFleet) -
     assert len(local.bench_log_lines("started")) == 2
 
 
-@pytest.mark.parametrize(("broken", "token"), [("connection", "unplugged"), ("python", "no/such/python")])
-def test_the_trials_of_a_worker_that_is_given_up_are_lost_and_no_others(
-    local: LocalFleet, broken: str, token: str
-) -> None:
+def test_the_trials_of_a_worker_that_is_given_up_are_lost_and_no_others(local: LocalFleet) -> None:
     local.plan("fine 1", "fine 2", "fine 3")
-    host: Host = local.host("worker-1")
-    if broken == "connection":
-        host = CuttableHost(host=host, plugged=False)
-    else:
-        host = LocalHost(name="worker-1", workdir=host.workdir, python=("/no/such/python",))
+    host = CuttableHost(host=local.host("worker-1"), plugged=False)
     limits = replace(QUICK_LIMITS, lost_after_sec=0.1, reconnect_timeout_sec=0.2)
     local.fleet([host, local.host("worker-2")], limits=limits).run()
     assert local.statuses() == {"fine-1": "LOST", "fine-2": "SUCCEEDED", "fine-3": "LOST"}
     assert "within 0.2 s" in (local.reasons()["fine-3"] or "")
-    assert token in (local.reasons()["fine-3"] or "")
+    assert "unplugged" in (local.reasons()["fine-3"] or "")
 
 
 def test_a_job_with_a_killed_supervisor_is_retried(local: LocalFleet) -> None:

@@ -32,9 +32,6 @@ def test_the_flag_workers_limits_the_fleet(context: Callable[..., Context], monk
         )
         assert answer is not None
         assert len(answer.data["workers"]) == expected
-
-
-def test_a_number_of_workers_that_the_fleet_does_not_have_is_refused(context: Callable[..., Context]) -> None:
     with pytest.raises(UsageError, match=r"^bench: --workers: expected a whole number from 1 to fleet\.size, 4, found"):
         bench.run_bench(context(text="fleet: {size: 4}"), BenchOptions(workers=5, dry_run=True))
 
