@@ -143,8 +143,7 @@ def point_latest_at(folder: Path) -> None:
 
 
 def _known_runs(results_folder: Path) -> str:
-    names = sorted((path.parent.name for path in results_folder.glob(f"*/{RUN_FILE}")), reverse=True)
-    names = [name for name in names if name != LATEST]
+    names = sorted({path.parent.name for path in results_folder.glob(f"*/{RUN_FILE}")} - {LATEST}, reverse=True)
     if not names:
         return "run `inv bench --quick` to create one"
     more = f" and {len(names) - 5} older" if len(names) > 5 else ""

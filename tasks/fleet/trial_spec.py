@@ -39,11 +39,7 @@ def training_data(settings: Settings) -> TrainingData:
     if train.validation_file is not None:
         declared["validation_share"] = 0.0
     with setting_errors():
-        return TrainingData(
-            files=files,
-            max_seq_len=train.max_seq_len,
-            **declared,
-        )
+        return TrainingData(files=files, max_seq_len=train.max_seq_len, **declared)
 
 
 def worker_count(settings: Settings, flag: int | None) -> int:

@@ -38,7 +38,4 @@ def test_the_end_of_an_attempt(case: Case) -> None:
 @pytest.mark.parametrize("end", list(TrialStatus))
 def test_only_ends_from_outside_are_transient(end: TrialStatus) -> None:
     assert Outcome(end).is_transient == (end in (TrialStatus.LOST, TrialStatus.PREEMPTED))
-
-
-def test_a_training_at_its_limit_is_not_retried() -> None:
     assert not Outcome.of(ReasonCode.MAX_HOURS, "stopped").is_transient

@@ -117,19 +117,6 @@ def test_a_second_comparison_takes_the_losses_that_the_reference_has(settings: S
     assert record.checks[1].pairs[0] == LossPair(seed=42, reference=2.000042, loss=2.000042)
 
 
-def test_a_comparison_whose_trainings_were_stopped_is_resumed(
-    settings: Settings, answered: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finish = runner.act
-    monkeypatch.setattr(runner, "act", lambda _: None)
-    with pytest.raises(RetryableError):
-        compare(settings, comparison(settings))
-    assert not answered
-    monkeypatch.setattr(runner, "act", finish)
-    (check,) = compare(settings, comparison(settings)).checks
-    assert len(check.pairs) == 3
-
-
 def test_trainings_that_failed_withhold_the_configuration(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(fleet_plan: plan.FleetPlan) -> None:
         ledger = Ledger(fleet_plan.folder / LEDGER_FILE)

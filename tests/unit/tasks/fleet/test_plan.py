@@ -150,7 +150,6 @@ def test_an_invalid_trial_file_is_an_error_and_never_blocks(
     ("train", "options"),
     [
         ({}, None),
-        ({"columns": {"prompt": "question"}}, {"columns": {"prompt": "question"}}),
         ({"label_mask": "all", "system": "Be brief"}, {"labels": "all", "system": "Be brief"}),
         ({"chat_template": "t.jinja"}, {"chat_template": "{{ messages }}"}),
         ({"special_tokens": "keep"}, {"special_tokens": "keep"}),

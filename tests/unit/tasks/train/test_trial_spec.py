@@ -13,15 +13,6 @@ from tasks.fleet import declared, trial_spec
 from tests.unit.tasks.train.conftest import MakeSettings
 
 
-def test_the_defaults_are_a_training(settings: MakeSettings) -> None:
-    trial = trial_spec.make_trial(settings(), 4)
-    assert (trial.kind, trial.world_size, trial.layout, trial.suite) == ("finetune", 4, "varlen", "train")
-    assert trial.training is not None
-    data = trial.training.data
-    assert (data.files, data.labels) == (["data/python-docs.jsonl"], "assistant")
-    assert [trial_spec.worker_count(settings(workers=3), asked) for asked in (None, 2)] == [3, 2]
-
-
 @pytest.mark.parametrize(("changed", "named"), [({"model": "m"}, "model.path"), ({"kind": "loading"}, "kind loading")])
 def test_a_configuration_of_something_else_is_refused(
     changed: dict[str, Any], named: str, settings: MakeSettings
