@@ -38,7 +38,7 @@ SIZES = {
     "tie_word_embeddings": False,
     "sliding_window": None,
 }
-LENGTHS, MAX_SEQ_LEN, SEED = (24, 9, 1, 17), 24, 77
+LENGTHS, MAX_SEQ_LEN, SEED = (24, 9, 17, 1), 24, 77
 WIDE = {"initializer_range": 0.1}  # attention is not uniform, so gradients of q and k are not lost in rounding
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0, eos_token_id=1)
 
