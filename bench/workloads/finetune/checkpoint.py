@@ -6,6 +6,7 @@
         best_adapter.safetensors                           the adapter with the lowest held-out loss, if it is of
                                                            another step
         steps.json                                         the steps so far, which may be many
+        first_score.json                                   the answers before the training, which may be long
         MANIFEST.json                                      sha256 and size of each file, the inputs' digests, and all
                                                            other state: see `State`
 
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.data import model_folder
+from bench.records import schema
 from bench.records.atomic_files import sha256_of, sync_folder
 from bench.records.checksummed import ResultError, read_checksummed, write_checksummed
 from bench.records.paths import MANIFEST_FILE
@@ -37,7 +39,8 @@ MANIFEST = MANIFEST_FILE
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # Tokenizer files copied next to an adapter: those that the training reads, and those that other programs may read.
 TOKENIZER_FILES = (*model_folder.TOKENIZER_FILES, "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt")
-OPTIMIZER, BEST, STEPS = "optimizer.safetensors", "best_adapter.safetensors", "steps.json"
+OPTIMIZER, BEST = "optimizer.safetensors", "best_adapter.safetensors"
+STEPS, FIRST_SCORE = "steps.json", "first_score.json"  # a manifest is limited in size
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -130,9 +133,11 @@ def verify(checkpoint: Path) -> Manifest:
             raise BrokenCheckpoint(f"{path}: cannot be read: {error.strerror}") from error
     try:
         steps = TrainedSteps(**json.loads((checkpoint / STEPS).read_bytes()))
+        score = json.loads((checkpoint / FIRST_SCORE).read_bytes()) if FIRST_SCORE in manifest.files else None
+        first_score = None if score is None else schema.from_json(ScoredAnswers, score)
     except (OSError, ValueError, TypeError) as error:
-        raise BrokenCheckpoint(f"{checkpoint / STEPS}: cannot be read") from error
-    return replace(manifest, state=replace(manifest.state, steps=steps))
+        raise BrokenCheckpoint(f"{checkpoint / STEPS}, {FIRST_SCORE}: cannot be read") from error
+    return replace(manifest, state=replace(manifest.state, steps=steps, first_score=first_score))
 
 
 @contextlib.contextmanager
@@ -173,6 +178,8 @@ def remove(folder: Path) -> None:
 def write(checkpoints: Path, identity: Identity, state: State, contents: Mapping[str, bytes]) -> None:
     """Write a checkpoint, which is complete or absent. Raises OSError."""
     contents = {**contents, STEPS: json.dumps(vars(state.steps)).encode()}  # a record of 100,000 steps takes seconds
+    if state.first_score is not None:
+        contents[FIRST_SCORE] = json.dumps(schema.to_json(state.first_score)).encode()
     with new_folder(checkpoint_folder(checkpoints, state.step)) as folder:
         for name, content in contents.items():
             (folder / name).write_bytes(content)
@@ -180,7 +187,7 @@ def write(checkpoints: Path, identity: Identity, state: State, contents: Mapping
             name: FileSum(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
             for name, content in contents.items()
         }
-        manifest = Manifest(identity=identity, files=sums, state=replace(state, steps=TrainedSteps()))
+        manifest = Manifest(identity=identity, files=sums, state=replace(state, steps=TrainedSteps(), first_score=None))
         write_checksummed(folder / MANIFEST, "checkpoint", manifest)
 
 

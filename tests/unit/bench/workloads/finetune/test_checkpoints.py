@@ -17,9 +17,12 @@ from bench.data.tokenizer import load_tokenizer
 from bench.records import schema
 from bench.records.adapter import BaseRecord
 from bench.records.atomic_files import sha256_of
+from bench.records.checksummed import MAX_BYTES
+from bench.records.score import ScoreFault
 from bench.workloads.finetune import checkpoint, checkpoint_manager, resume
 from bench.workloads.finetune.checkpoint import BrokenCheckpoint, Identity, State
 from bench.workloads.finetune.resume import record_restart
+from bench.workloads.finetune.score import RowScore, ScoredAnswers
 from tests.support import tiny_training
 from tests.support.faults import full_disk
 
@@ -64,6 +67,12 @@ def test_the_newest_checkpoint_is_resumed_with_its_history(tmp_path):
     resume_point, messages = find(tmp_path)
     assert resume_point is not None
     assert (resume_point.state.step, resume_point.state.steps.step, messages) == (100, list(range(1, 101)), [])
+
+
+def test_answers_before_a_training_may_be_larger_than_a_manifest(tmp_path):
+    score = ScoredAnswers(key="k", answers=["a" * MAX_BYTES], scores=[RowScore(values={}, fault=ScoreFault.RAISED)])
+    checkpoint.write(tmp_path, NOW, State(step=1, seconds=1.0, first_score=score), {})
+    assert checkpoint.verify(tmp_path / "step-00000001").state.first_score == score
 
 
 @pytest.mark.parametrize("damage", [flip_bit, truncate, Path.unlink])
