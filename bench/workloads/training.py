@@ -65,7 +65,6 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
         _add_phases(record, phases)
         if placement.is_cuda:
             record.peak_vram_bytes = modules.torch.cuda.max_memory_allocated()
-            record.fingerprint["peak_vram_reserved_bytes"] = modules.torch.cuda.max_memory_reserved()
             _add_prediction(record, config)
     with record.timed("ceilings"):
         _add_ceilings(record, session, config)
@@ -148,7 +147,6 @@ def _add_ceilings(record: Record, session: TorchSession, config: Mapping[str, An
         "mfu_percent",
         mfu,
         flop_per_token=cost.model,
-        recomputed_flop_per_token=cost.recompute // trial.checkpoint_every,
         matmul_dtype=dtype,
         formula=FORMULA,
     )

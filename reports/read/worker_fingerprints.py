@@ -23,7 +23,6 @@ _TRIAL_SPECIFIC = frozenset(
         "gpu_memory_used_at_start_bytes",
         "gpu_uuid",
         "seed",
-        "peak_vram_reserved_bytes",
     }
 )
 # Facts that a configuration requests. They may differ between configurations, but two trials of one configuration
