@@ -104,7 +104,7 @@ class FaultInjector:
     def _black_hole(self) -> None:
         self.faults.silence_server()
         self.wait(0.2, 1.5)
-        self.faults.resume_server()
+        self.faults.clear()
 
     def _kubelet(self) -> None:
         self.faults.restart_kubelet(self.rng.choice(self.nodes), seconds=0.5)

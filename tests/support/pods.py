@@ -145,7 +145,6 @@ class PodFleet(LocalFleet):
         faults = self.cluster.faults
         self.restore_credentials()
         faults.start_server()
-        faults.resume_server()
         faults.repair_pulls("*")
         for node in self.cluster.objects("nodes"):
             faults.set_gpus(node["metadata"]["name"], 1)

@@ -55,7 +55,7 @@ def test_an_api_server_that_is_silent_and_then_down_costs_no_trial_and_none_star
         wait_for(lambda: time.monotonic() > stopped_at + BLACK_HOLE_SEC, "the streams are given up")
         assert pods.fleet_events[known_events:] == []
         pods.cluster.faults.stop_server()
-        pods.cluster.faults.resume_server()  # it refuses connections now
+        pods.cluster.faults.clear()  # it refuses connections now
         # The third worker's job must start while no host is reachable, and those of the other two end.
         third = replace(late.pod_hosts()[2], name="worker-1")
         with late.running(late.pod_fleet(hosts=[third], limits=limits)):

@@ -60,7 +60,7 @@ class FakeCluster:
 
     async def call(self, name: str, positional: list[Any], arguments: Json) -> Any:
         """Call a method below, or one of a part."""
-        parts = (self, self.faults, self.kubelet, self.store)
+        parts = (self, self.faults, self.kubelet, self.store, self.server)
         method = next(getattr(part, name) for part in parts if hasattr(part, name))
         result = method(*positional, **arguments)
         return await result if asyncio.iscoroutine(result) else result
@@ -103,20 +103,13 @@ class FakeCluster:
         """Cut all connections and refuse new ones, for `seconds` or until `start_server`."""
         await self.server.stop_listening()
         if seconds is not None:
-            self._schedule(seconds, self.server.listen)
-
-    async def start_server(self) -> None:
-        await self.server.listen()
+            self._schedule(seconds, self.server.start_server)
 
     def silence_server(self) -> None:
-        """Answer no request and freeze every stream permanently; connections stay open."""
+        """Answer no request until faults are cleared, and freeze every stream; connections stay open."""
         self.faults.responsive.clear()
         for name in self.nodes.by_name:
             self.kubelet.end_streams(name, "freeze")
-
-    def resume_server(self) -> None:
-        """Answer requests again, including waiting ones; frozen streams stay frozen."""
-        self.faults.responsive.set()
 
     # Faults of nodes and kubelets
 
@@ -165,7 +158,10 @@ class FakeCluster:
     # Faults of pods
 
     def oom_kill(self, pod: str, namespace: str = "default") -> None:
-        self._worker(pod, namespace).oom_kill()
+        """Kill the container's PID 1, like the kernel at its memory limit."""
+        container = self._worker(pod, namespace).container
+        container.kill_reason = "OOMKilled"
+        container.kill()
 
     def delete_pod(self, pod: str, namespace: str = "default", *, grace: int | None = None) -> None:
         """Delete the pod like `kubectl delete pod --wait=false`."""

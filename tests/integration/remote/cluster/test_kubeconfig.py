@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from remote.cluster.api_connection import connect
 from remote.cluster.kubeconfig import Target, resolve
 from remote.cluster.namespace_client import Cluster
 from remote.hosts import local_program
-from remote.hosts.pods.kubectl import ClusterError, Misconfigured, Unreachable
+from remote.hosts.pods.kubectl import Misconfigured, Unreachable
 from remote.providers import PROVIDERS
 from tests.support.hosts.rank_pids import alive
 from tests.support.machines.http_stubs import StubHandler, StubServer
@@ -72,17 +71,6 @@ def test_a_missing_context_is_reported_with_the_existing_ones(tmp_path: Path) ->
     error = resolve_error(kubeconfig=path, context="stage")
     assert all(token in error for token in (f"kubeconfig {path}: ", "'stage'", "dev, prod", "; set cluster.context"))
     assert "; set cluster.context" in resolve_error(kubeconfig=str(kubeconfig(tmp_path / "l", "dev")))
-
-
-def test_the_variable_may_name_several_files_and_the_first_wins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = kubeconfig(tmp_path / "1", "a", current="a"), kubeconfig(tmp_path / "2", "a", "b", current="b")
-    second.write_text(second.read_text().replace("https://a:", "https://other:"))
-    (tmp_path / "empty").write_text("# nothing here yet")
-    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'none'}:{tmp_path / 'empty'}:{first}:{second}")
-    assert resolve(kubeconfig=None, context=None, namespace="n").server == "https://a:6443"
-    assert resolve(kubeconfig=None, context="b", namespace="n").server == "https://b:6443"
 
 
 @pytest.mark.parametrize(
@@ -245,15 +233,6 @@ def test_credentials_do_not_travel_over_plain_http(user: dict[str, Any], tmp_pat
 @pytest.mark.parametrize("date", ["Mon, 20 Nov 99999999999999999999 00:00:00 GMT", "Mon, 20 Nov 10000 00:00:00 GMT"])
 def test_an_invalid_date_is_not_parsed(date: str) -> None:
     assert namespace_client._parse_date(date) is None
-
-
-def test_a_kubectl_that_prints_without_end_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "kubectl").write_text("#!/bin/sh\nexec yes\n")
-    (tmp_path / "kubectl").chmod(0o755)
-    monkeypatch.setattr(local_program, "MAX_OUTPUT_BYTES", 1 << 16)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(ClusterError, match=r"kubectl config.* MiB"):
-        target(tmp_path)
 
 
 @pytest.mark.parametrize(

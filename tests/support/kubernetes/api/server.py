@@ -57,9 +57,9 @@ class Server:
 
     async def start(self) -> None:
         await self._runner.setup()
-        await self.listen()
+        await self.start_server()
 
-    async def listen(self) -> None:
+    async def start_server(self) -> None:
         """Start or resume listening, always on the same port."""
         if self._listener is None:
             loop = asyncio.get_running_loop()

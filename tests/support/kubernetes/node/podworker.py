@@ -24,7 +24,7 @@ _IMAGE_ENTRYPOINT = ("tini", "--")
 
 
 class PodWorker:
-    """Owner of a pod's processes. Other objects call only `notify_changed` and `oom_kill`."""
+    """Owner of a pod's processes. Other objects call only `notify_changed` and `report`."""
 
     def __init__(self, kubelet: Kubelet, node: Node, pod: Json) -> None:
         self.kubelet, self.node, self.pod = kubelet, node, pod
@@ -43,11 +43,6 @@ class PodWorker:
     def notify_changed(self) -> None:
         """Notify the worker that the pod's object has changed."""
         self._changed.set()
-
-    def oom_kill(self) -> None:
-        """Kill the container's PID 1, like the kernel at its memory limit."""
-        self.container.kill_reason = "OOMKilled"
-        self.container.kill()
 
     def _current(self) -> Json | None:
         stored = self.kubelet.store.find("pods", self.namespace, self.name)
