@@ -9,7 +9,7 @@ from invoke import Context
 from remote.providers import GENERIC, PROVIDERS, Provider
 from tasks.clients.target_cluster import known_provider, place_pods
 from tasks.errors import UsageError
-from tasks.fleet.pricing import price_of, pricing, worker_price
+from tasks.fleet.pricing import worker_price
 from tasks.settings.layers import load
 
 Make = Callable[..., Context]
@@ -59,23 +59,14 @@ def test_a_setting_that_the_provider_does_not_have_is_refused(text: str, setting
         resolved(context, text, GENERIC)
 
 
-def test_list_prices_are_those_of_the_provider(context: Make) -> None:
-    devices = ("NVIDIA A10",)
-    assert price_of(load(context()), devices) == price_of(load(context(text="cluster: {provider: oci}")), devices)
-    assert price_of(load(context()), devices) is not None
-    generic = load(context(text="cluster: {provider: generic}"))
-    assert pricing(generic).table is None
-    assert price_of(generic, devices) is None
-    own = "cluster: {provider: generic}\ncost: {price_usd_per_gpu_hour: 1.5, price_source: list}"
-    price = price_of(load(context(text=own)), devices)
-    assert price is not None
-    assert price.usd_per_gpu_hour == 1.5
-
-
-def test_a_training_costs_all_gpus_that_its_pods_hold(context: Make) -> None:
-    def rate(kind: str, gpus: int) -> float | None:
-        text = f"fleet: {{kind: {kind}}}\ncluster: {{gpus_per_pod: {gpus}}}\ncost: {{shape: VM.GPU.A10.1}}"
-        price = worker_price(load(context(text=text)), None)
+def test_a_price_is_that_of_the_provider_and_of_all_gpus_that_a_training_holds(context: Make) -> None:
+    def rate(text: str) -> float | None:
+        price = worker_price(load(context(text=text)), "NVIDIA A10")
         return None if price is None else price.usd_per_gpu_hour
 
-    assert [rate("pods", 1), rate("pods", 4), rate("local", 4)] == [2.0, 8.0, 2.0]
+    assert rate("{}") == rate("cluster: {provider: oci}") == 2.0
+    generic = "cluster: {provider: generic}"
+    assert rate(generic) is None
+    assert rate(generic + "\ncost: {price_usd_per_gpu_hour: 1.5, price_source: list}") == 1.5
+    assert rate("fleet: {kind: pods}\ncluster: {gpus_per_pod: 4}") == 8.0
+    assert rate("fleet: {kind: local}\ncluster: {gpus_per_pod: 4}") == 2.0
