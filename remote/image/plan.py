@@ -8,7 +8,7 @@ in each folder and fails if it does not fit.
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -44,14 +44,7 @@ class ModelDamaged(EngineError):
 
 
 class InsufficientSpace(EngineError):
-    """Error raised if a folder has too little space or an unsuitable file system; the message has the remedy.
-
-    `is_engine_disk`: on that disk the engine could free some.
-    """
-
-    def __init__(self, problem: str, *, remedy: str, is_engine_disk: bool = False) -> None:
-        super().__init__(problem, remedy=remedy)
-        self.is_engine_disk = is_engine_disk
+    """Error raised if a folder has too little space or an unsuitable file system; the message has the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,21 +320,23 @@ def _space_needs(
     )
 
 
-def check_free_space(needs: Sequence[SpaceNeed], data_root: str) -> None:
-    """Check that each disk has enough free space for all its needs. Raises InsufficientSpace."""
+def check_free_space(plan: BuildPlan, read_prunable: Callable[[], int]) -> None:
+    """Check that each disk has enough free space for all its needs. Raises InsufficientSpace.
+
+    `read_prunable` returns the bytes that a prune of the engine frees, for the message.
+    """
     by_device: dict[int, list[SpaceNeed]] = {}
-    for need in needs:
+    for need in plan.needs:
         by_device.setdefault(need.folder.device, []).append(need)
-    for device_needs in by_device.values():
-        total, free = sum(need.need_bytes for need in device_needs), device_needs[0].folder.free_bytes
+    for needs in by_device.values():
+        total, free = sum(need.need_bytes for need in needs), needs[0].folder.free_bytes
         if total > free:
-            paths = tuple(dict.fromkeys(need.folder.path for need in device_needs))
-            is_engine_disk = data_root in paths
-            raise InsufficientSpace(
-                f"{' and '.join(paths)}: {format_gb(free)} free, this build needs {format_gb(total)}",
-                remedy=f"free some{': `inv vm.prune`' if is_engine_disk else ', or set --tmpdir to another disk'}",
-                is_engine_disk=is_engine_disk,
-            )
+            paths = tuple(dict.fromkeys(need.folder.path for need in needs))
+            problem = f"{' and '.join(paths)}: {format_gb(free)} free, this build needs {format_gb(total)}"
+            if plan.data_root not in paths:
+                raise InsufficientSpace(problem, remedy="free some, or set --tmpdir to another disk")
+            problem += f"; a prune frees {format_gb(read_prunable())}"
+            raise InsufficientSpace(problem, remedy="free some: `inv vm.prune`")
 
 
 def _notes(facts: EngineFacts, tmp: FolderInfo, root: FolderInfo) -> tuple[str, ...]:

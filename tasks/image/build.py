@@ -19,7 +19,7 @@ from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
 from remote.image.context import code_files
 from remote.image.engine import EngineImage
-from remote.image.plan import BuildPlan, ImageSpec, InsufficientSpace
+from remote.image.plan import BuildPlan, ImageSpec
 from remote.jobs import transfer
 from remote.jobs.job import Agent
 from reports import formatting
@@ -78,15 +78,13 @@ def plan_build(spec: ImageSpec, host: Host, *, force: bool = False) -> BuildPlan
 
 
 def check_space(settings: Settings, host: Host, plan: BuildPlan) -> None:
-    """Raise InsufficientSpace, with the bytes that a prune frees, if the build does not fit."""
-    try:
-        buildplan.check_free_space(plan.needs, plan.data_root)
-    except InsufficientSpace as error:
-        if not error.is_engine_disk:
-            raise
+    """Check that the build fits. Raises InsufficientSpace, with the bytes that a prune frees."""
+
+    def read_prunable() -> int:
         with engine.connect(host, settings.image.client) as vm_engine:
-            frees = format_gb(vm_engine.usage(buildplan.BUILD_LABEL, registry_repository(settings)).prunable_bytes)
-        raise InsufficientSpace(f"{error.problem}; a prune frees {frees}", remedy=error.remedy) from error
+            return vm_engine.usage(buildplan.BUILD_LABEL, registry_repository(settings)).prunable_bytes
+
+    buildplan.check_free_space(plan, read_prunable)
 
 
 def _build(settings: Settings, spec: ImageSpec, host: Host, plan: BuildPlan, command: str) -> tuple[EngineImage, Path]:

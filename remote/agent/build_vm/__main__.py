@@ -1,11 +1,7 @@
-"""Entry point on the build VM: a job, or one request to a registry without a job.
+"""Entry point on the build VM: `__main__.py job.json` in the job's folder, or one request to a registry without a job.
 
-    python .../remote/agent/build_vm/__main__.py job.json       in the job's folder
-    python .../remote/agent/build_vm/__main__.py ask < {"host": ..., "path": ..., "login": BASE64, "token_hosts": [...],
-                                                        "tag": ...}
-
-The login comes on standard input and stays in this process. The tag is resolved, and whether the login may push is
-checked without changes. The reply is one JSON line.
+`__main__.py ask` reads {"host", "path", "login", "token_hosts", "tag"} as JSON on standard input; the login stays in
+this process. It resolves the tag, checks without changes whether the login may push, and replies in one JSON line.
 """
 
 import json

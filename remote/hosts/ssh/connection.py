@@ -180,40 +180,30 @@ def _proxy_socket(command: str) -> Iterator[socket.socket]:
 
 
 def _to_host_error(hop: Hop, error: Exception) -> HostError:
-    message = str(error) or "closed by the other side"
+    message, port = str(error) or "closed by the other side", hop.port
     is_invalid_name = "idna" in message and isinstance(error, UnicodeError)  # an empty label, or one over 63 characters
-    if is_invalid_name or isinstance(error, socket.gaierror):
-        if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
-            return HostUnreachable(
-                f"{hop}: its name cannot be looked up now: {error.strerror}", remedy="check that this machine is online"
-            )
-        return InvalidAddress(
-            f"{hop}: unknown host name", remedy="correct it, or set HostName in the ssh configuration"
-        )
-    if isinstance(error, ConnectionRefusedError):
-        return HostUnreachable(
-            f"{hop}: nothing listens on port {hop.port}",
-            remedy="check that it is up and that this is the port of its sshd",
-        )
-    if isinstance(error, TimeoutError):
-        return HostUnreachable(
-            f"{hop}: no answer within {hop.connect_timeout_sec:g} s",
-            remedy=f"check that it is up and that firewalls and security lists allow port {hop.port}",
-        )
-    if isinstance(error, paramiko.ChannelException):
-        if error.code == 1:
-            return InvalidAddress(f"{hop}: the jump host before it forbids forwarding (AllowTcpForwarding)")
-        return HostUnreachable(f"{hop}: the jump host before it cannot connect to it: {error.text or message}")
-    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        return InvalidAddress(f"{hop}: no common cryptography: {message}", remedy="its sshd is too old")
-    if "Indecipherable protocol" in message or "Invalid packet" in message:
-        return InvalidAddress(f"{hop}: the server on port {hop.port} does not speak SSH", remedy="correct the port")
-    if "protocol banner" in message:
-        return HostUnreachable(
-            f"{hop}: no SSH banner",
-            remedy=f"check that {hop.port} is the port of its sshd and that it is not overloaded",
-        )
-    return HostUnreachable(f"{hop}: the connection failed: {message}")
+    is_offline = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
+    is_unknown = is_invalid_name or (isinstance(error, socket.gaierror) and not is_offline)
+    is_behind_jump = isinstance(error, paramiko.ChannelException)
+    is_forbidden_jump = isinstance(error, paramiko.ChannelException) and error.code == 1
+    is_other_protocol = "Indecipherable protocol" in message or "Invalid packet" in message
+    rows: tuple[tuple[bool, type[HostError], str, str], ...] = (
+        (is_offline, HostUnreachable, f"its name cannot be looked up now: {message}", "check this machine's network"),
+        (is_unknown, InvalidAddress, "unknown host name", "correct it, or set HostName in the ssh configuration"),
+        (isinstance(error, ConnectionRefusedError), HostUnreachable, f"nothing listens on port {port}",
+         "check that it is up and that this is the port of its sshd"),
+        (isinstance(error, TimeoutError), HostUnreachable, f"no answer within {hop.connect_timeout_sec:g} s",
+         f"check that it is up and that firewalls and security lists allow port {port}"),
+        (is_forbidden_jump, InvalidAddress, "the jump host before it forbids forwarding (AllowTcpForwarding)", ""),
+        (is_behind_jump, HostUnreachable, f"the jump host before it cannot connect to it: {message}", ""),
+        (isinstance(error, paramiko.ssh_exception.IncompatiblePeer), InvalidAddress,
+         f"no common cryptography: {message}", "its sshd is too old"),
+        (is_other_protocol, InvalidAddress, f"the server on port {port} does not speak SSH", "correct the port"),
+        ("protocol banner" in message, HostUnreachable, "no SSH banner",
+         f"check that {port} is the port of its sshd and that it is not overloaded"),
+        (True, HostUnreachable, f"the connection failed: {message}", ""),
+    )  # fmt: skip
+    return next(kind(f"{hop}: {problem}", remedy=remedy) for applies, kind, problem, remedy in rows if applies)
 
 
 # --- messages in order ------------------------------------------------------------------------------------------------

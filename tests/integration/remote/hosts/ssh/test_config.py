@@ -86,7 +86,7 @@ def test_tokens_and_the_home_are_filled_in() -> None:
     ("error", "kind", "token"),
     [
         (socket.gaierror(socket.EAI_NONAME, "x"), InvalidAddress, "HostName"),
-        (socket.gaierror(socket.EAI_AGAIN, "x"), HostUnreachable, "online"),
+        (socket.gaierror(socket.EAI_AGAIN, "x"), HostUnreachable, "network"),
         (ConnectionRefusedError(errno.ECONNREFUSED, "x"), HostUnreachable, "port 23;"),
         (TimeoutError(), HostUnreachable, "15 s"),
         (OSError(errno.ENETUNREACH, "Network is unreachable"), HostUnreachable, "Network is unreachable"),
