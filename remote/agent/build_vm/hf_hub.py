@@ -12,7 +12,6 @@ import hashlib
 import importlib.util
 import os
 import resource
-import site
 import sys
 import threading
 import time
@@ -219,4 +218,5 @@ def load_client(job_log: JobLog, index_url: str | None, lock: str) -> None:
                     "the model from a cache (--cache)",
                 )
         ready.write_text(state)
-    site.addsitedir(str(home / "lib" / version / "site-packages"))
+    # First: the system's older packages of the same names would take the place of the pinned ones.
+    sys.path.insert(0, str(home / "lib" / version / "site-packages"))
