@@ -126,6 +126,7 @@ def act(request: DeployRequest, cluster: Cluster, cluster_plan: ClusterPlan) -> 
     needs_lock, guard = bool(cluster_plan.pod_ending_actions) and request.training is None, request.guard
     with acquire_lock(guard.results_folder, "deploy") if needs_lock else contextlib.nullcontext():
         lost = guard.check(cluster_plan)
+        _try_writing(cluster, cluster_plan, Verb.CREATE, Verb.APPLY)  # a missing permission is found before any change
         secret = request.read_password() if cluster_plan.makes_secret else None
         if request.training is not None:
             request.training.on_accepted()
@@ -194,17 +195,23 @@ def _print_diff(cluster: Cluster, cluster_plan: ClusterPlan) -> None:
     """Print the changed lines, and have the server try what is new. Raises a task's errors."""
     for action in cluster_plan.with_verb(Verb.APPLY, Verb.REPLACE):
         print(describe_change(action), end="")
-    created = [action.desired for action in cluster_plan.with_verb(Verb.CREATE) if action.desired is not None]
-    if any(item["kind"] == "Namespace" for item in created):
-        print("dry run: nothing was changed; the namespace does not exist yet, so everything in it is new")
-        return
+    is_tried = _try_writing(cluster, cluster_plan, Verb.CREATE)
+    reason = "" if is_tried else "; the namespace does not exist yet, so everything in it is new"
+    print(f"dry run: nothing was changed{reason}")
+
+
+def _try_writing(cluster: Cluster, cluster_plan: ClusterPlan, *verbs: Verb) -> bool:
+    """Have the server try what the plan writes; False if the namespace does not exist. Raises a task's errors."""
+    written = [action.desired for action in cluster_plan.with_verb(*verbs) if action.desired is not None]
+    if any(item["kind"] == "Namespace" for item in written):
+        return False
     # A binding whose Role is new cannot be tried: for a user without the right to grant everything the server reads the
     # Role, which does not exist in a dry run. The deployment itself creates the Role first.
-    new_roles = [item["metadata"]["name"] for item in created if item["kind"] == "Role"]
-    objects = [item for item in created if item["kind"] != "RoleBinding" or item["roleRef"]["name"] not in new_roles]
+    new_roles = [action.name for action in cluster_plan.with_verb(Verb.CREATE) if action.kind == "Role"]
+    objects = [item for item in written if item["kind"] != "RoleBinding" or item["roleRef"]["name"] not in new_roles]
     if objects:
         cluster.try_apply(objects)
-    print("dry run: nothing was changed")
+    return True
 
 
 def _execute_plan(request: DeployRequest, cluster: Cluster, cluster_plan: ClusterPlan, secret: Secret | None) -> None:

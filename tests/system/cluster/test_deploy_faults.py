@@ -27,6 +27,9 @@ def test_what_a_user_may_not_read_or_grant_is_named_and_stops_nothing_else(opera
     output = operator.inv("deploy", "--dry-run")
     assert "create     rolebinding/qlora-fleet-operator" in output
     assert "dry run: nothing was changed" in output
+    faults.forbid(verb="create", resource="networkpolicies*")
+    assert "administrator" in operator.inv_unchanged("deploy", stdin=f"{PASSWORD}\n", code=2)
+    faults.clear()
 
     # A run that waits for its pods does not lock out a deployment that restores them, only one that ends them.
     faults.forbid(verb="list", resource="nodes")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from tests.support.kubernetes.api.answers import TOKEN, Json, Refusal, no_such_path, not_allowed
+from tests.support.kubernetes.api.write import APPLY
 from tests.support.kubernetes.store.resources import Target, document, target
 from tests.support.machines.fake_tenancy import token_error
 
@@ -117,6 +118,8 @@ class Server:
         if at.resource.kind == "SelfSubjectAccessReview":
             return web.json_response(self._review_access(body), status=201)
         self.authorize(verb_of(request, at), at)
+        if request.content_type == APPLY and self._api.store.find(at.resource.key, at.namespace, at.name) is None:
+            self.authorize("create", at)
         if at.subresource == "exec" and request.method == "POST":
             self.authorize("get", at)  # SPDY needs only `create`, but is not implemented
         if at.resource.kind == "RoleBinding" and isinstance(body, dict) and "roleRef" in body:
