@@ -22,6 +22,7 @@ GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 CORDONED_CAUSE = "cordoned"
 _OTHER_GPU = re.compile(r"nvidia\.com/(mig-|gpu\.shared)")  # a device plugin's names for parts of GPUs
 MIN_KUBELET = (1, 29)  # backoffLimitPerIndex is on by default
+_DEVICE_PLUGIN = re.compile("nvidia.*device-plugin")  # nodes with RDMA also have others
 MIN_DRIVER = 525  # the oldest that runs CUDA 12
 
 
@@ -165,7 +166,7 @@ def _gpu_findings(
             reason = f"no {GPU_RESOURCE} allocatable, but {', '.join(others)}: split or shared GPUs with other names"
             remedy = "to use them, set the GPU operator's mig.strategy to single, or renameByDefault to false"
             return [Diagnosis("split", reason, remedy)]
-        plugin = next((pod for pod in pods or [] if "device-plugin" in pod["metadata"]["name"]), None)
+        plugin = next((pod for pod in pods or [] if _DEVICE_PLUGIN.search(pod["metadata"]["name"])), None)
         reason, remedy = "no device plugin was found on it", placement.provider.texts["device-plugin"]
         if plugin is not None:
             reason = f"see its device plugin {_full_name(plugin)}"
