@@ -64,8 +64,8 @@ def resolve(*, kubeconfig: str | None, context: str | None, namespace: str, prov
             f"kubeconfig {paths}: {problem}, there are {', '.join(names) or 'none'}", remedy="set cluster.context"
         )
     config = schema.parse_object(view.stdout)
-    chosen, cluster = config["contexts"][0], config["clusters"][0]["cluster"]
-    user: dict[str, Any] = (config.get("users") or [{}])[0].get("user") or {}
+    chosen = config["contexts"][0]
+    cluster, user = ((config.get(f"{kind}s") or [{}])[0].get(kind) or {} for kind in ("cluster", "user"))  # null: none
     _make_absolute(user, files)
     return Target(
         context=str(chosen["name"]),

@@ -27,6 +27,7 @@ from remote.hosts.host_protocol import Completed, collapse_whitespace
 from remote.hosts.pods.kubectl import (
     CHECK_NETWORK,
     LOG_IN,
+    OTHER_AUTHORITY,
     ClusterError,
     Forbidden,
     Misconfigured,
@@ -80,7 +81,7 @@ _CONNECT_SEC, _READ_SEC = 5.0, 20.0
 _KUBECTL_TIMEOUT_SEC = 120.0
 _MAX_RESPONSE_VALUES = 10_000_000
 _RETRY_PAUSES_SEC = (0.5, 1.0, 2.0, 4.0)
-_JSON = "application/json"
+_JSON, _SECTIONS = "application/json", ("metadata", "spec", "status")
 # Only metadata of Secrets is requested; a server that ignores this Accept header would send the content.
 _METADATA = f"{_JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1,{_JSON}"
 _METADATA_LIST = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,{_JSON}"
@@ -161,7 +162,10 @@ class Cluster:
             response: BaseHTTPResponse = answer.response
             text = response.data
         except ApiException as error:
-            raise Unreachable(f"{self.target.server}: {error.reason}", remedy=CHECK_NETWORK) from error
+            problem = f"{self.target.server}: {collapse_whitespace(error.reason)}"
+            if "CERTIFICATE_VERIFY_FAILED" in problem:
+                raise Misconfigured(problem, remedy=OTHER_AUTHORITY) from error
+            raise Unreachable(problem, remedy=CHECK_NETWORK) from error
         except (HTTPError, OSError) as error:
             reason = collapse_whitespace(getattr(error, "reason", None) or error)
             raise Unreachable(f"{self.target.server} does not answer: {reason}", remedy=CHECK_NETWORK) from error
@@ -201,6 +205,8 @@ class Cluster:
         self, path: str, query: Mapping[str, str] | None = None, accept: str = _JSON
     ) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = self._get(path, query, accept=accept).get("items") or []
+        if not isinstance(items, list) or not all(_is_object(item) for item in items):
+            raise self._response_error(path, "is not from Kubernetes: an item has no name", CHECK_NETWORK)
         return items
 
     def list_fleet_objects(self, kind: str) -> list[dict[str, Any]]:
@@ -355,6 +361,12 @@ def _parse_date(date: str) -> float | None:
         parsed = parsedate_tz(date)
         return None if parsed is None else float(mktime_tz(parsed))
     return None
+
+
+def _is_object(item: object) -> bool:
+    if not isinstance(item, dict) or not all(isinstance(item.get(key, {}), dict) for key in _SECTIONS):
+        return False
+    return isinstance(item.get("metadata", {}).get("name"), str)
 
 
 def _name_and_namespace(resource: Object) -> dict[str, str]:

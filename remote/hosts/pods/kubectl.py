@@ -111,7 +111,7 @@ _BUSY = (
     *("(TooManyRequests)", "(ServiceUnavailable)", "(ServerTimeout)", "(Timeout)", "etcdserver: ", "(Conflict)"),
     "unable to handle the request",  # a 503 during discovery, which kubectl prints without its reason
 )
-_OTHER_AUTHORITY = "the kubeconfig has another certificate authority than the server: renew the kubeconfig"
+OTHER_AUTHORITY = "the kubeconfig has another certificate authority than the server: renew the kubeconfig"
 _OFF = "if a node is off, its pods stay: `inv nodes` has the command"
 _RULES = tuple(
     _KubectlErrorRule(*rule)
@@ -126,7 +126,7 @@ _RULES = tuple(
         (("error: stat ",), Misconfigured, "check cluster.kubeconfig"),
         (("no matches for kind",), Misconfigured, "its controller is not installed: choose another cluster.overlay"),
         (("error dialing backend",), Unreachable, "the API server does not reach that node: `inv nodes`"),
-        (("x509:",), Misconfigured, _OTHER_AUTHORITY),
+        (("x509:",), Misconfigured, OTHER_AUTHORITY),
         (("connection refused",), Unreachable, "check that the cluster is up, then retry"),
         (("no such host",), Unreachable, "check that name and the network, then retry"),
         (_TIMEOUTS, Unreachable, CHECK_NETWORK),

@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from kubernetes.client.exceptions import ApiException
 
 from remote.cluster import credential_cache, namespace_client
 from remote.cluster.api_connection import connect
@@ -91,6 +93,14 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_line(text: str | None, token: s
         path.write_text(text)
     assert token in resolve_error(kubeconfig=str(path))
     assert text is not None or "`inv tenancy" in resolve_error(kubeconfig=str(path), provider=PROVIDERS["oci"])
+
+
+def test_a_context_without_a_cluster_is_one_line(tmp_path: Path) -> None:
+    document = json.loads(kubeconfig(tmp_path / "k", "a", current="a").read_text())
+    del document["contexts"][0]["context"]["cluster"]
+    (tmp_path / "k").write_text(json.dumps(document))
+    with pytest.raises(Misconfigured, match=r"clusters .*; fix the kubeconfig"):
+        connect(resolve(kubeconfig=str(tmp_path / "k"), context=None, namespace="n"))
 
 
 def test_paths_that_kubectl_takes_from_the_files_folder_are_absolute(
@@ -200,6 +210,16 @@ def test_this_machine_is_not_asked_through_a_proxy(
     assert connect(target(tmp_path, server=server)).configuration.proxy == proxy
 
 
+def test_a_server_of_another_authority_is_one_line_that_no_retry_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = ApiException(0, "SSLError\n[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed (_ssl.c:1006)")
+    cluster = Cluster(target(tmp_path))
+    monkeypatch.setattr(cluster._client, "call_api", mock.Mock(side_effect=error))
+    with pytest.raises(Misconfigured, match=r"^https://a:6443: .*; .*certificate authority"):
+        cluster.nodes()
+
+
 def test_a_server_whose_certificate_is_not_verified_is_named_once(tmp_path: Path) -> None:
     unverified = target(tmp_path, **{"insecure-skip-tls-verify": True})
     assert "not verified" in str(unverified)
@@ -234,7 +254,11 @@ def test_an_invalid_date_is_not_parsed(date: str) -> None:
 
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(200, b"[]"), (200, b'"no such page"'), (503, b"null"), (200, b"[" * 100_000), (200, b'{"items')],
+    [
+        *((200, b"[]"), (200, b'"no such page"'), (503, b"null"), (200, b"[" * 100_000), (200, b'{"items')),
+        *((200, b'{"items": {"name": "a"}}'), (200, b'{"items": [null]}'), (200, b'{"items": [{"metadata": null}]}')),
+        (200, b'{"items": [{"metadata": {"name": "a"}, "spec": null}]}'),
+    ],
 )
 def test_json_that_is_not_from_kubernetes_is_an_unreachable_server(
     status: int, body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
