@@ -19,10 +19,7 @@ def load_profiles(root: Path) -> dict[str, BuildProfile]:
         profiles = yaml.safe_load((root / PROFILES_FILE).read_text(encoding="utf-8"))
         return {name: BuildProfile(name=name, **fields) for name, fields in profiles.items()}
     except (OSError, ValueError, yaml.YAMLError, AttributeError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(
-            f"{PROFILES_FILE}: cannot be used: {reason}", remedy=f"`git checkout {PROFILES_FILE}` restores it"
-        ) from error
+        raise _unusable(PROFILES_FILE, error) from error
 
 
 def selected_profile(settings: Settings) -> BuildProfile:
@@ -44,10 +41,11 @@ def image_name(settings: Settings) -> str:
 
 def hub_client_lock(root: Path) -> str:
     """Read the lock of the hub's client. Raises UsageError."""
-    path = root / HUB_CLIENT_LOCK
     try:
-        return path.read_text(encoding="utf-8")
+        return (root / HUB_CLIENT_LOCK).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{path}: cannot be read: {error}", remedy=f"`git checkout {HUB_CLIENT_LOCK}` restores it"
-        ) from error
+        raise _unusable(HUB_CLIENT_LOCK, error) from error
+
+
+def _unusable(path: str, error: Exception) -> UsageError:
+    return UsageError(f"{path}: cannot be used: {' '.join(str(error).split())}", remedy=f"`git checkout {path}`")

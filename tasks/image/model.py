@@ -1,8 +1,6 @@
 """`inv model.*`: create the demo model, download models to this machine or the build VM."""
 
 import re
-import shlex
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -14,7 +12,8 @@ from bench.records.paths import DEMO_INPUTS
 from bench.records.status import ExitCode
 from bench.records.units import format_gb
 from remote.hosts.command import Secret
-from remote.hosts.host_protocol import Host
+from remote.hosts.host_protocol import CommandTimedOut, Host
+from remote.hosts.local_program import run_program
 from remote.image import vm_jobs
 from remote.jobs.job import Agent
 from tasks.cli.command_result import CommandResult, plan_result
@@ -22,7 +21,7 @@ from tasks.cli.flags import format_command, refuse_several
 from tasks.cli.waiting import Wait
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
-from tasks.errors import TaskFailed, UsageError, error_class, escape_controls
+from tasks.errors import TaskFailed, UsageError, error_class, escape_controls, translate_errors
 from tasks.image import build_profiles, vm_work
 from tasks.image.commands import FetchOptions
 from tasks.settings.layers import Settings, load
@@ -47,19 +46,13 @@ def make_demo(context: Context, *, real: bool = False, dry_run: bool = False) ->
         return plan_result(lines, create=[str(path) for path in targets if not path.exists()])
     paths = ("--model", str(settings.workspace / model), "--data", str(settings.workspace / data))
     argv = (sys.executable, "-m", "bench", "demo", *paths, *(["--real"] if real else []))
-    try:
-        with Wait(f"model.demo: making {model}"):
-            completed = subprocess.run(
-                argv, cwd=settings.root, capture_output=True, timeout=DEMO_TIMEOUT_SEC, check=False
-            )
-    except subprocess.TimeoutExpired as error:
-        raise TaskFailed(f"model.demo: not done after {DEMO_TIMEOUT_SEC:.0f} s: {shlex.join(argv)}") from error
+    with Wait(f"model.demo: making {model}"), translate_errors(TaskFailed, CommandTimedOut, prefix="model.demo: "):
+        completed = run_program(argv, label="bench demo", folder=str(settings.root), timeout_sec=DEMO_TIMEOUT_SEC)
     print(completed.stdout.decode(errors="replace"), end="")
-    if completed.returncode != 0:
-        code = ExitCode(completed.returncode) if completed.returncode in list(ExitCode) else ExitCode.FAILED
-        problem = (
-            completed.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"exit {completed.returncode}"
-        )
+    if completed.exit_code != 0:
+        code = ExitCode(completed.exit_code) if completed.exit_code in list(ExitCode) else ExitCode.FAILED
+        last = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        problem = last or f"exit {completed.exit_code}"
         remedy = "check owner, permissions and free space, then rerun the command"
         raise error_class(code)(
             f"model.demo: {problem}", remedy=remedy if code in (ExitCode.FAILED, ExitCode.RETRYABLE) else ""
