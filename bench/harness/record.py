@@ -126,7 +126,6 @@ class Record:
         self.on_finish: Callable[[Outcome], None] | None = None  # called before the result is written
         self.earlier_steps = 0  # steps of a fine-tuning's earlier attempts
         self.extra_progress: dict[str, Any] = {}  # further fields of Progress
-        self._current_phase = ""
         self.load_time_sec = 0.0
         self.peak_vram_bytes: int | None = None
         self.peak_rss_bytes: int | None = None  # set by distributed trials: the ranks' peak; else this process's peak
@@ -137,7 +136,7 @@ class Record:
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Publish the phase and record its seconds, however it ends."""
-        outer, self.phase = self._current_phase, phase
+        self.phase = phase
         self._set_phase(phase)
         self.publish_progress()
         start = time.monotonic()
@@ -145,10 +144,9 @@ class Record:
             yield
         finally:
             self.phases[phase] = time.monotonic() - start
-            self._set_phase(outer)
+            self._set_phase("")
 
     def _set_phase(self, phase: str) -> None:
-        self._current_phase = phase
         if self.on_phase is not None:
             self.on_phase(phase)
 
