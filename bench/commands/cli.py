@@ -143,7 +143,7 @@ def _add_other_commands(commands: Any) -> None:
         _adapter,
         "check, merge or chat with the adapter of a fine-tuning; the request is JSON on standard input",
         "check: held-out loss of an adapter in each form in which it can be served. merge: base and adapter to one "
-        "model folder. chat: answer conversations. Each "
+        "model folder. chat: answer questions. Each "
         'line of the output is a JSON object: {"say": message} during the work, {"found": record} at the end. Exit '
         "codes: 2 bad input; 4 base or template differ from those of the training; 74 the folder could not be written: "
         "repeat the request.",

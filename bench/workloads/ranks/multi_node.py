@@ -33,7 +33,7 @@ HEARTBEAT_SEC = 1.0
 # Enough for every machine to notice a lost rank, as gloo and NCCL fail immediately, and to let its others report.
 LAST_MESSAGE_TIMEOUT_SEC = 8.0
 _ACCEPTED_FILES = re.compile(r"rank-\d{1,4}\.(json|log)")
-_MAX_LINE_BYTES = 1 << 16
+_MAX_LINE_BYTES = 1 << 20  # a last message has the errors of all ranks of a machine
 
 
 class LeaderGone(RuntimeError):

@@ -60,7 +60,7 @@ def test_heartbeats_errors_and_last_lines_are_stored_next_to_the_local_ones(hub,
     (remote / "rank-1.log").write_text("\U0001f600" * 9999 + "\nlast")
     ranks.folder = remote
     (remote / "rank-1.json").write_text('{"count": 3, "phase": "measure", "step": 2}')
-    error = {"rank": 1, "reason_code": "error", "reason": "no", "at": time.monotonic()}
+    error = {"rank": 1, "reason_code": "error", "reason": "\U0001f600" * 9999, "at": time.monotonic()}
     with LeaderLink(node_list(1, port), 0.5) as link:
         link.send_changes(remote, range(1, 2), {1: ranks.last_lines(1)})
         link.send_end({"ranks": [[1, -9]], "errors": [error.copy()]})
