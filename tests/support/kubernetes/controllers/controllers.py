@@ -14,7 +14,7 @@ from tests.support.kubernetes.controllers.jobs import JobController
 from tests.support.kubernetes.controllers.scheduler import Scheduler
 from tests.support.kubernetes.node.nodes import OUT_OF_SERVICE, UNREACHABLE, Nodes
 from tests.support.kubernetes.store.resources import Target, by_key
-from tests.support.kubernetes.store.store import Change, Store, true_conditions
+from tests.support.kubernetes.store.store import Change, Store, set_condition, true_conditions
 
 _IDLE_SEC = 0.2  # the interval of passes without changes, for deadlines and tolerations
 
@@ -81,7 +81,9 @@ class Controllers:
                 elif OUT_OF_SERVICE in taints or (
                     _age(taints[UNREACHABLE]["timeAdded"]) >= self._toleration_sec(pod, taints[UNREACHABLE])
                 ):
-                    self.delete_pod(pod["metadata"]["namespace"], pod["metadata"]["name"])
+                    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+                    self._store.edit("pods", namespace, name, _disrupt)
+                    self.delete_pod(namespace, name)
 
     def _end_without_node(self, pod: Json) -> None:
         """Fail and remove a pod that is being deleted, like the controller of garbage: its node cannot."""
@@ -96,6 +98,11 @@ class Controllers:
             if toleration.get("key") in (None, taint["key"]) and "tolerationSeconds" in toleration
         ]
         return min(limits) * self._toleration_scale if limits else float("inf")
+
+
+def _disrupt(pod: Json) -> None:
+    message = "Taint manager: deleting due to NoExecute taint"
+    set_condition(pod, "DisruptionTarget", True, reason="DeletionByTaintManager", message=message)
 
 
 def _age(stamp: str) -> float:
