@@ -110,12 +110,9 @@ class Ledger:
 
     # `at` is the Unix time of an event that is recorded later than it happened; None: now.
 
-    def record_start(
-        self, trial_id: str, attempt: int, worker: str, folder: str, workers: int = 1, *, at: float | None = None
-    ) -> None:
-        """Record the start of an attempt. `workers` is the number of workers that run it together."""
-        fields = {"workers": workers} if workers > 1 else {}
-        self._append("started", trial_id, at, attempt=attempt, worker=worker, folder=folder, **fields)
+    def record_start(self, trial_id: str, attempt: int, worker: str, folder: str, *, at: float | None = None) -> None:
+        """Record the start of an attempt."""
+        self._append("started", trial_id, at, attempt=attempt, worker=worker, folder=folder)
 
     def record_retry(self, trial_id: str, attempt: int, outcome: Outcome, *, at: float | None = None) -> None:
         """Record that an attempt ended without a result, and that another one follows."""
@@ -142,7 +139,7 @@ class Ledger:
             return True
 
     def record_restart(self, trial_id: str, attempt: int, **cost: float | None) -> None:
-        """Record a resumed training's first step. `cost` has `step`, `lost_sec`, `workers` and `usd`; None: unknown."""
+        """Record a resumed training's first step. `cost` has `step`, `lost_sec` and `usd`; None: unknown."""
         self._append("restarted", trial_id, attempt=attempt, **cost)
 
     def reopen(self, trial_id: str) -> None:

@@ -112,7 +112,7 @@ class Worker:
         planned, ledger = trial.planned, self._fleet.ledger
         number = max((attempt.number for attempt in ledger.entries[trial.trial_id].attempts), default=0) + 1
         folder = f"{self.agent.host.workdir}/runs/{self._fleet.run_id}/{planned.trial_id}.{number}"
-        ledger.record_start(planned.trial_id, number, self.name, folder, planned.trial.world_size)
+        ledger.record_start(planned.trial_id, number, self.name, folder)
         trial.attempt, trial.has_started = Attempt(number=number, worker=self.name, folder=folder), False
         self._fleet.on_event(attempt_event(EventType.STARTED, planned, trial.attempt))
         self._finish_attempt(trial, trial.attempt)

@@ -179,12 +179,12 @@ def _turn(run: RunRecord) -> int:
 def import_attempts(run: RunRecord, ledger: Ledger, state: TrainingState) -> None:
     """Import attempts and restarts into the ledger of a training that has not ended. Raises LedgerError."""
     (planned,) = run.planned
-    entry, size = ledger.entries[planned.trial_id], planned.trial.world_size
+    entry = ledger.entries[planned.trial_id]
     files = {attempt.number: attempt for attempt in state.attempts}
     for number, attempt in files.items():
         if entry.find_attempt(number) is None:
             folder = f"{run_folder(run)}/{planned.trial_id}.{number}"
-            ledger.record_start(planned.trial_id, number, run.workers[0], folder, size, at=attempt.first)
+            ledger.record_start(planned.trial_id, number, run.workers[0], folder, at=attempt.first)
     unknown = Outcome.of(ReasonCode.WORKER_LOST, "lost with its pod or process; another attempt followed")
     for started in entry.attempts[:-1]:
         if started.reason is None:
@@ -208,8 +208,7 @@ def _record_restarts(run: RunRecord, ledger: Ledger, restarts: Sequence[Restart]
             continue
         if restart.attempt > first and restart.attempt not in entry.restarted_attempts:
             usd = None if price is None else round(lost_sec * workers * price / 3600.0, 4)
-            cost = {"step": restart.from_step, "lost_sec": lost_sec, "workers": workers, "usd": usd}
-            ledger.record_restart(trial_id, restart.attempt, **cost)
+            ledger.record_restart(trial_id, restart.attempt, step=restart.from_step, lost_sec=lost_sec, usd=usd)
 
 
 def sync_ledger(run: RunRecord, folder: Path, ledger: Ledger, host: Host, lost: Outcome | None) -> None:

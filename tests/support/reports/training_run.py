@@ -82,11 +82,11 @@ def write_run(folder: Path, record: TrainingRecord = RECORD) -> Path:
     trial.mkdir(parents=True)
     record.write(trial)
     events = [
-        {"time": "2026-11-22T01:00:00+00:00", "event": "started", "attempt": 1, "worker": "worker-0", "workers": 2},
+        {"time": "2026-11-22T01:00:00+00:00", "event": "started", "attempt": 1, "worker": "worker-0"},
         {"time": "2026-11-22T01:30:00+00:00", "event": "retried", "attempt": 1, "reason": "killed by SIGKILL"},
-        {"time": "2026-11-22T01:30:00+00:00", "event": "started", "attempt": 2, "worker": "worker-0", "workers": 2},
+        {"time": "2026-11-22T01:30:00+00:00", "event": "started", "attempt": 2, "worker": "worker-0"},
         {"time": "2026-11-22T01:31:00+00:00", "event": "restarted", "attempt": 2, "step": 1, "lost_sec": 90.0,
-         "usd": 0.1, "workers": 2},
+         "usd": 0.1},
         {"time": "2026-11-22T02:00:00+00:00", "event": "ended", "attempt": 2, "end": "SUCCEEDED", "reason": None},
     ]  # fmt: skip
     lines = [json.dumps({"version": VERSION, "trial_id": "train", **event}) for event in events]

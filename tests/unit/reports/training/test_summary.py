@@ -128,7 +128,7 @@ def test_the_last_learning_rate_and_a_change_may_be_as_small_as_floats_are(tmp_p
 def test_the_cost_of_a_restart_in_the_ledger_is_a_number_or_unknown(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
     path = folder / "ledger.jsonl"
-    path.write_text(path.read_text().replace('"lost_sec": 90.0', '"lost_sec": "long"').replace("0.1,", "-1e300,"))
+    path.write_text(path.read_text().replace('"lost_sec": 90.0', '"lost_sec": "long"').replace("0.1}", "-1e300}"))
     (_, restarted) = training_facts.read(folder).attempts
     assert (restarted.lost_sec, restarted.usd) == (None, None)
 
