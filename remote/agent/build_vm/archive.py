@@ -40,7 +40,8 @@ def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     part, checksum_part = (target.with_name(f".{target.name}.part") for target in (path, checksum))
     path.parent.mkdir(parents=True, exist_ok=True)
     check_trusted(path.parent)
-    checksum.unlink(missing_ok=True)
+    for old in (checksum, path):  # another user's fails here, not after minutes of saving
+        old.unlink(missing_ok=True)
     job_log.add(f"docker save {job['image']} | {name} > {path}", "archive")
     try:
         label = f"writing {path.name}"

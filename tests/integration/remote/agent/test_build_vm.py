@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from remote.agent.build_vm import archive
+from remote.agent.build_vm.job import JobLog
 from remote.agent.shared.errors import VmAgentError
 from remote.hosts.local import LocalHost
 from remote.image.vm_jobs import create_agent
@@ -26,6 +27,16 @@ def test_a_pipeline_fails_if_either_process_fails(tmp_path: Path) -> None:
 def test_an_endless_source_is_ended_when_the_compressor_exits(tmp_path: Path) -> None:
     with pytest.raises(VmAgentError):
         archive.run_pipeline(["cat", "/dev/zero"], ["sh", "-c", "exit 1"], tmp_path / "out")
+
+
+def test_an_archive_that_cannot_be_replaced_ends_the_job_before_the_image_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "inspect_image", lambda *_: {"Id": "i", "Size": 1})
+    monkeypatch.setattr(archive, "COMPRESSORS", (("gzip", ("-c",), ".tar.gz"),))
+    (tmp_path / "q-t.tar.gz").mkdir()
+    with pytest.raises(OSError, match=r"q-t\.tar\.gz"):
+        archive.run(JobLog(), {"docker": ["false"], "path": str(tmp_path), "image": "q:t", "image_id": "i"})
 
 
 def test_a_program_of_two_packages_runs_from_its_folder(tmp_path: Path) -> None:
