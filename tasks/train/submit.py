@@ -23,6 +23,7 @@ from tasks.errors import RetryableError, UsageError
 from tasks.fleet.training_job import HostJob
 from tasks.settings.layers import Settings
 
+MAX_SPEC_BYTES = 120_000  # Linux limits one environment variable to 128 KiB
 NO_VOLUME = (
     "! without a shared volume (cluster.volume.handle) checkpoints and adapter are lost with the pod, and a training "
     "whose pod is replaced begins again; it keeps its GPU until `inv train` or `inv collect` has fetched the adapter"
@@ -59,13 +60,14 @@ def submit(
     the results. Raises the errors of `inv deploy`, and RetryableError if the host is busy.
     """
     job = run.provenance["inputs"]["job"]
+    spec = _to_text(_job_spec(settings, run))  # before the plan is written: it may be refused
     if "overlay" not in job:
         run = on_accepted()
         _start(settings, run, _job_spec(settings, run))
         _print_submitted(run)
         return run, None
     values: dict[str, str | int] = {
-        "job_spec": _to_text(_job_spec(settings, run)),
+        "job_spec": spec,
         "run_id": run.run_id,
         "size": run.planned[0].trial.world_size,
     }
@@ -98,7 +100,14 @@ def _job_spec(settings: Settings, run: RunRecord) -> TrainingJobSpec:
 
 
 def _to_text(spec: TrainingJobSpec) -> str:
-    return json.dumps(schema.to_json(spec), ensure_ascii=False)
+    """Return the spec as JSON. Raises UsageError if it is too large for the environment of a process."""
+    text = json.dumps(schema.to_json(spec), ensure_ascii=False)
+    if (size := len(text.encode())) > MAX_SPEC_BYTES:
+        raise UsageError(
+            f"train: {size:,} bytes of settings, more than {MAX_SPEC_BYTES:,}: data files, system, chat_template",
+            remedy="name the files by a pattern such as FOLDER/*.jsonl, or shorten the texts",
+        )
+    return text
 
 
 def _start(settings: Settings, run: RunRecord, spec: TrainingJobSpec) -> None:

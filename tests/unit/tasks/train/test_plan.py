@@ -7,12 +7,16 @@ from collections.abc import Callable
 import pytest
 from invoke import Context
 
+from bench.records.run import PlannedTrial
 from bench.records.training import DerivedSettings
+from tasks.cluster.commands import DeployOptions
 from tasks.errors import UsageError
 from tasks.fleet import trial_spec
+from tasks.fleet.plan import new_record
+from tasks.fleet.run_store import TRAIN
 from tasks.settings.layers import load
 from tasks.train import forecast
-from tasks.train.submit import NO_VOLUME, job_facts
+from tasks.train.submit import NO_VOLUME, job_facts, submit
 from tasks.train.train import NO_WORKER, TrainRequest, plan_training
 from tests.unit.tasks.train.conftest import MakeSettings
 from tests.unit.tasks.train.test_check import make_probe
@@ -52,3 +56,11 @@ def test_one_pod_may_do_without_a_volume_and_waits_for_its_collection(
 def test_several_pods_without_a_volume_are_refused_with_the_setting(context: Callable[..., Context]) -> None:
     with pytest.raises(UsageError, match=r"^cluster\.volume\.handle"):
         job_facts(load(context(text=json.dumps({"fleet": {"kind": "pods"}}))), "", 2)
+
+
+def test_settings_too_large_for_an_environment_are_refused_before_the_plan_is_written(settings: MakeSettings) -> None:
+    configured = settings(data=[f"shard-{number:0100}.jsonl" for number in range(1100)])
+    planned = PlannedTrial(trial_id="train", trial=trial_spec.make_trial(configured, 1), worker="worker-0")
+    run = new_record(configured, TRAIN, [planned], ["worker-0"], inputs={"job": HOST_JOB})
+    with pytest.raises(UsageError, match=r"^train: .* bytes"):
+        submit(configured, run, DeployOptions(), lambda: pytest.fail("written"))
