@@ -162,7 +162,8 @@ def _read_items(item: Any, value: Any, path: str) -> Sequence[Any]:
     if not isinstance(value, (list, tuple)):
         raise SchemaError(f"{path}: expected a list, found {type_name(value)}")
     kinds = set(map(type, value))  # reading hundreds of step times separately took most of the time
-    plain = {*_SCALARS, type(None)} & {item, *typing.get_args(item)}
+    is_union = typing.get_origin(item) in (types.UnionType, typing.Union)
+    plain = {*_SCALARS, type(None)} & {*(typing.get_args(item) if is_union else [item])}
     if kinds <= plain and (int not in kinds or (kinds == {int} and max(map(abs, value)) <= MAX_INTEGER)):
         return value
     return [_read(item, entry, f"{path}[{index}]") for index, entry in enumerate(value)]

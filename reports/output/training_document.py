@@ -93,7 +93,7 @@ def _score(score: TrainingScore) -> Iterator[Section]:
     parts: list[Table | Text] = []
     if score.measures:
         heads = ("score", "before", "after", "difference in points", "rows")
-        means = "Means over rows with bootstrap 95 % intervals; differences are paired by row."
+        means = "Means over rows with 95 % intervals; differences are paired by row."
         parts += [text_table(heads, sentences.score_table(score), heads[1:]), paragraph(means, is_quiet=True)]
     if score.unscored:
         left_out = f"{score.unscored_rows} of {len(score.places)} rows have no score. They are left out of all means."

@@ -48,6 +48,7 @@ class Lists:
     seconds: list[float] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
+    rows: list[list[float]] = field(default_factory=list)
 
 
 def test_integers_in_float_fields_become_floats():
