@@ -13,6 +13,8 @@ from remote.cluster.plan import end_state
 from remote.hosts.pods.pod_index import INDEX_LABEL
 from remote.providers import GENERIC, Provider
 
+_MAX_ROWS = 10_000  # per Job: another user's with our labels may have 2,147,483,647 completions
+
 
 @dataclass(frozen=True, kw_only=True)
 class PodRow:
@@ -71,7 +73,7 @@ def _rows(job: Object, pods: Sequence[Object], events: Sequence[Object], provide
     name = job["metadata"]["name"]
     ranges = (part.partition("-") for part in job.get("status", {}).get("completedIndexes", "").split(",") if part)
     done = [(int(first), int(last or first)) for first, _, last in ranges]  # the text is, for example, "0,2-4"
-    for index in range(job.get("spec", {}).get("completions") or 1):
+    for index in range(min(job.get("spec", {}).get("completions") or 1, _MAX_ROWS)):
         own = [pod for pod in pods if label(pod, JOB_LABEL) == name and label(pod, INDEX_LABEL) == str(index)]
         if own:
             yield _row(name, index, max(own, key=_preference), events, provider)

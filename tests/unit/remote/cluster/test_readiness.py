@@ -46,5 +46,9 @@ def test_the_state_of_a_fleet(case: Case) -> None:
     assert (state.is_up, state.up_count) == (expected["is_up"], sum(row.is_up for row in state.rows))
 
 
+def test_a_job_of_too_many_pods_is_shown_in_part() -> None:
+    assert len(build_fleet([make_job(1 << 31)], [], [], []).rows) == 10_000
+
+
 def test_no_job_is_no_fleet() -> None:
     assert not build_fleet([], [make_pod({"name": "a", "index": 0})], [], []).is_up
