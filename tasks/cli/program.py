@@ -1,7 +1,6 @@
 """Program `inv`: Invoke with one-line errors and our exit codes.
 
-Plain Invoke prints a traceback for a settings file that it cannot parse, exits with 1 for wrong usage and for Ctrl-C,
-and does not handle a closed terminal.
+Plain Invoke prints a traceback for a settings file that it cannot parse, and exits with 1 for wrong usage and Ctrl-C.
 """
 
 import faulthandler
