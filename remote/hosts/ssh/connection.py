@@ -180,7 +180,7 @@ def _proxy_socket(command: str) -> Iterator[socket.socket]:
 
 
 def _to_host_error(hop: Hop, error: Exception) -> HostError:
-    message, port = str(error) or "closed by the other side", hop.port
+    message, port = getattr(error, "text", "") or str(error) or "closed by the other side", hop.port
     is_invalid_name = "idna" in message and isinstance(error, UnicodeError)  # an empty label, or one over 63 characters
     is_offline = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
     is_unknown = is_invalid_name or (isinstance(error, socket.gaierror) and not is_offline)

@@ -92,7 +92,7 @@ def test_tokens_and_the_home_are_filled_in() -> None:
         (OSError(errno.ENETUNREACH, "Network is unreachable"), HostUnreachable, "Network is unreachable"),
         (EOFError(), HostUnreachable, "closed"),
         (paramiko.ChannelException(1, "no"), InvalidAddress, "AllowTcpForwarding"),
-        (paramiko.ChannelException(2, "no route"), HostUnreachable, "no route"),
+        (paramiko.ChannelException(2, "no route"), HostUnreachable, "connect to it: no route"),
         (paramiko.SSHException("Error reading SSH protocol banner"), HostUnreachable, "no SSH banner"),
         (paramiko.SSHException('Indecipherable protocol version "x"'), InvalidAddress, "correct the port"),
         (paramiko.ssh_exception.IncompatiblePeer("no kex"), InvalidAddress, "no kex"),
