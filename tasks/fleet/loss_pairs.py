@@ -24,7 +24,7 @@ from remote.fleet.ledger import Ledger
 from remote.hosts.host_protocol import Host
 from reports.read.loaded_run import ReportError
 from reports.read.run_folder import load
-from reports.statistics.paired_losses import pairs_needed
+from reports.statistics.paired_losses import MAX_PAIRS, pairs_needed
 from reports.summary.loss_verdicts import difference_of, verdict_of
 from reports.summary.sentences import difference_text
 from reports.summary.summarize import summarize
@@ -171,7 +171,7 @@ def _outcome(record: QualityRecord, check: LossCheck) -> str:
         "worse": f"more than {margin:g} % above the reference",
     }.get(verdict, "undecided, so not at the same loss as the reference")
     line = f"{check.label}: {shown} ({difference_text(check)})"
-    if verdict != "undecided" or difference is None:
+    if verdict != "undecided" or difference is None or check.planned_pairs >= MAX_PAIRS:
         return line
     needed = max(check.planned_pairs + 1, pairs_needed(difference.sd, margin))
     return f"{line}; to compare more pairs, set quality.pairs to {needed} and resume the command"

@@ -152,6 +152,8 @@ def test_an_undecided_comparison_goes_on_with_more_pairs(
     record = compare(with_pairs(3), compared)
     assert verdict_of(record, compared.trial) == "undecided"
     assert "set quality.pairs to" in capsys.readouterr().out
+    most = dataclasses.replace(record.checks[0], planned_pairs=100)
+    assert "quality.pairs" not in loss_pairs._outcome(record, most), "the setting allows no more"
     assert compare(with_pairs(3), compared) == record
     assert len(answered) == 6
     finish, stopped = runner.act, list[str]()
