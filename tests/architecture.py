@@ -29,12 +29,12 @@ NO_CODE = {
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
 }
 LARGEST = {
-    "source lines": 57_778,
-    "source tokens": 398_500,
-    "test lines": 52_065,
-    "tasks": 31,
-    "settings": 131,
-    "words of documents": 45_398,
+    "source lines": 55_181,
+    "source tokens": 381_268,
+    "test lines": 46_113,
+    "tasks": 30,
+    "settings": 126,
+    "words of documents": 45_248,
 }
 
 
