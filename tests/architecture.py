@@ -31,7 +31,7 @@ NO_CODE = {
 LARGEST = {
     "source lines": 55_181,
     "source tokens": 381_268,
-    "test lines": 46_113,
+    "test lines": 46_112,
     "tasks": 30,
     "settings": 126,
     "words of documents": 45_248,
