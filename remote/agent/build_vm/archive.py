@@ -6,6 +6,7 @@ leaves a valid empty archive.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -40,14 +41,16 @@ def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     part, checksum_part = (target.with_name(f".{target.name}.part") for target in (path, checksum))
     path.parent.mkdir(parents=True, exist_ok=True)
     check_trusted(path.parent)
-    for old in (checksum, path):  # another user's fails here, not after minutes of saving
-        old.unlink(missing_ok=True)
+    for old in (path, checksum):  # another user's is refused here, not after minutes of saving
+        with contextlib.suppress(FileNotFoundError):
+            check_trusted(old)
     job_log.add(f"docker save {job['image']} | {name} > {path}", "archive")
     try:
         label = f"writing {path.name}"
         with report_progress(job_log, label, lambda: (part.stat().st_size if part.exists() else 0, image["Size"])):
             run_pipeline([*docker, "save", job["image"]], [name, *options], part)
         digest = hash_file(part)[1]
+        checksum.unlink(missing_ok=True)  # that of an old archive, which stays until here
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

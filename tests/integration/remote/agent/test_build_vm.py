@@ -10,6 +10,7 @@ import pytest
 from remote.agent.build_vm import archive
 from remote.agent.build_vm.job import JobLog
 from remote.agent.shared.errors import VmAgentError
+from remote.agent.shared.secure_dir import ForeignOwner
 from remote.hosts.local import LocalHost
 from remote.image.vm_jobs import create_agent
 
@@ -29,14 +30,19 @@ def test_an_endless_source_is_ended_when_the_compressor_exits(tmp_path: Path) ->
         archive.run_pipeline(["cat", "/dev/zero"], ["sh", "-c", "exit 1"], tmp_path / "out")
 
 
-def test_an_archive_that_cannot_be_replaced_ends_the_job_before_the_image_is_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_archive_is_replaced_by_a_complete_one_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "inspect_image", lambda *_: {"Id": "i", "Size": 1})
     monkeypatch.setattr(archive, "COMPRESSORS", (("gzip", ("-c",), ".tar.gz"),))
-    (tmp_path / "q-t.tar.gz").mkdir()
-    with pytest.raises(OSError, match=r"q-t\.tar\.gz"):
-        archive.run(JobLog(), {"docker": ["false"], "path": str(tmp_path), "image": "q:t", "image_id": "i"})
+    job, files = {"path": str(tmp_path), "image": "q:t", "image_id": "i"}, ["q-t.tar.gz", "q-t.tar.gz.sha256"]
+    archive.run(JobLog(), {"docker": ["echo"], **job})
+    before = [(tmp_path / name).read_bytes() for name in files]
+    with pytest.raises(VmAgentError):
+        archive.run(JobLog(), {"docker": ["false"], **job})
+    assert [(tmp_path / name).read_bytes() for name in files] == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    (tmp_path / files[0]).chmod(0o666)
+    with pytest.raises(ForeignOwner, match=files[0]):
+        archive.run(JobLog(), {"docker": ["echo"], **job})
 
 
 def test_a_program_of_two_packages_runs_from_its_folder(tmp_path: Path) -> None:
