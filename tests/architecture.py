@@ -29,12 +29,12 @@ NO_CODE = {
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
 }
 LARGEST = {
-    "source lines": 55_181,
-    "source tokens": 381_268,
-    "test lines": 46_112,
+    "source lines": 55_184,
+    "source tokens": 381_282,
+    "test lines": 46_118,
     "tasks": 30,
     "settings": 126,
-    "words of documents": 45_248,
+    "words of documents": 45_241,
 }
 
 
