@@ -33,14 +33,16 @@ def test_an_endless_source_is_ended_when_the_compressor_exits(tmp_path: Path) ->
 def test_an_old_archive_is_replaced_by_a_complete_one_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "inspect_image", lambda *_: {"Id": "i", "Size": 1})
     monkeypatch.setattr(archive, "COMPRESSORS", (("gzip", ("-c",), ".tar.gz"),))
-    job, files = {"path": str(tmp_path), "image": "q:t", "image_id": "i"}, ["q-t.tar.gz", "q-t.tar.gz.sha256"]
+    monkeypatch.chdir(tmp_path)  # the job's folder
+    folder, files = tmp_path / "archives", ["q-t.tar.gz", "q-t.tar.gz.sha256"]
+    job = {"path": str(folder), "image": "q:t", "image_id": "i"}
     archive.run(JobLog(), {"docker": ["echo"], **job})
-    before = [(tmp_path / name).read_bytes() for name in files]
+    before = [(folder / name).read_bytes() for name in files]
     with pytest.raises(VmAgentError):
         archive.run(JobLog(), {"docker": ["false"], **job})
-    assert [(tmp_path / name).read_bytes() for name in files] == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == files
-    (tmp_path / files[0]).chmod(0o666)
+    assert [(folder / name).read_bytes() for name in files] == before
+    assert sorted(path.name for path in folder.iterdir()) == files
+    (folder / files[0]).chmod(0o666)
     with pytest.raises(ForeignOwner, match=files[0]):
         archive.run(JobLog(), {"docker": ["echo"], **job})
 
