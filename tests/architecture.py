@@ -31,7 +31,7 @@ NO_CODE = {
 LARGEST = {
     "source lines": 55_184,
     "source tokens": 381_282,
-    "test lines": 46_118,
+    "test lines": 46_120,
     "tasks": 30,
     "settings": 126,
     "words of documents": 45_241,
